@@ -1,0 +1,58 @@
+# Every target sets up what it needs first; `make` alone lists them.
+.DEFAULT_GOAL := help
+SHELL := bash
+BIN := .venv/bin
+PACKAGES := operator slurm inference kernels workers
+NAME ?= demo
+ARGS ?=
+INPUT ?=
+RECORDINGS := $(if $(SLACKWATER_CACHE),$(SLACKWATER_CACHE),$(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/slackwater)/recordings
+
+.PHONY: help demo test check lint fmt bench crds lock test-gpu clean
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+demo:  ## run the main job on this machine: real requests, real cleaning, real evictions (INPUT=DIR for your own recordings)
+	@.setup/setup demo
+	@$(if $(INPUT),,.setup/recordings "$(RECORDINGS)")
+	@$(BIN)/slackwater demo --input "$(or $(INPUT),$(RECORDINGS))" $(ARGS)
+
+test:  ## run every test that this machine can run
+	@.setup/setup dev
+	$(BIN)/pytest $(ARGS)
+
+check: lint test  ## what CI runs: ruff, mypy, import-linter, pytest
+
+lint:
+	@.setup/setup dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt:  ## format the code and mend what ruff can mend
+	@.setup/setup dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench:  ## measure: make bench NAME=demo writes tests/bench/results/demo.json
+	@.setup/setup dev
+	@.setup/recordings "$(RECORDINGS)"
+	$(BIN)/python tests/bench/run.py $(NAME) $(ARGS)
+
+crds:  ## write the schemas that are generated from the pydantic models
+	@.setup/setup dev
+	$(BIN)/python -m slackwater_operator.schemas
+
+lock:  ## pin the dependencies anew in .setup/locks
+	@.setup/setup dev
+	.setup/lock
+
+test-gpu:  ## run the tests that need an NVIDIA GPU
+	@.setup/setup dev
+	$(BIN)/pytest -m gpu $(ARGS)
+
+clean:  ## remove what make made here (the cache of recordings stays)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-report.html demo-report.json
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The kernels room: the few operations worth writing by hand, each beside a plain-torch reference."""

@@ -1,0 +1,1 @@
+"""The operator room: decides who holds each GPU second and makes it so."""

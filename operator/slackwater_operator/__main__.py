@@ -1,0 +1,5 @@
+"""`python -m slackwater_operator` is the console script `slackwater`."""
+
+from slackwater_operator.cli import main
+
+main()

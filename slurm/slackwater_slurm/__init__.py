@@ -1,0 +1,1 @@
+"""The Slurm room: the shared policy beside a Slurm cluster."""

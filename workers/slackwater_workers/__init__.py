@@ -1,0 +1,1 @@
+"""The workers room: checkpointed, preemptible cleaning of speech recordings."""
