@@ -1,0 +1,379 @@
+"""The ASGI application: takes a request, waits for its slot, streams a replica's answer through.
+
+Owns what the client sees: order, refusals, retries before the first byte, broken streams.  Owns no
+choice (`routing`) and no socket (`upstream`, `server`).  Runs under `server.AbortableProtocol`, whose
+`scope["state"]["abort"]` is the only way to end an answer so that no client takes it for whole.
+"""
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from slackwater_inference.gateway.metrics import CONTENT_TYPE, EdgeMetrics
+from slackwater_inference.gateway.routing import Outcome, Replica, ReplicaSpec, Router, Signals, Ticket
+from slackwater_inference.gateway.upstream import Answer, Broken, Died, Headers, Request, TooSlow, Unreachable, Upstream
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+PASSED = ("/v1/", "/model", "/wallet/")  # the engine's API; what else a replica serves stays inside
+WITHOUT_SLOT = frozenset({"GET", "HEAD", "OPTIONS"})
+WAV_HEADER_BYTES = 44
+MAX_REQUEST_ID_CHARS = 128
+CLIENT_LEFT = 499  # only in the metric; nobody is there to read it
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may cost.
+
+    queue_timeout_s: longest wait for a slot.     max_body_bytes: of one request, as the hosted API has it.
+    max_held_bytes: of all bodies held at once, so that a full queue of big ones does not fill the memory.
+    max_tries: replicas that may die with one request before it is suspected to be the cause.
+    """
+
+    queue_timeout_s: float = 30.0
+    max_body_bytes: int = 32 * 2**20
+    max_held_bytes: int = 256 * 2**20
+    max_tries: int = 3
+
+
+class Refusal(Exception):
+    """An answer of the gateway itself.  `reason` is the metric's label; None = not an overload."""
+
+    def __init__(self, status: int, message: str, reason: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class ClientLeft(Exception):
+    """The connection ended while the request's body was still coming."""
+
+
+class Exchange:
+    """One request of one client: its parts, and what was sent back so far."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self.request_id = _request_id(scope["headers"])
+        self.abort: Callable[[], None] = scope["state"]["abort"]
+        self.method: str = scope["method"]
+        query: bytes = scope["query_string"]
+        self.target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
+        self.headers: Headers = [(n, v) for n, v in scope["headers"] if n.lower() != b"x-request-id"]
+        self.headers.append((b"x-request-id", self.request_id))
+        self.status: int | None = None
+        self.held_bytes = 0  # of its body, in our memory
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send status and headers, with the request's id."""
+        self.status = status
+        kept = [(n, v) for n, v in headers if n != b"x-request-id"]
+        kept.append((b"x-request-id", self.request_id))
+        await self._send({"type": "http.response.start", "status": status, "headers": kept})
+
+    async def body(self, data: bytes, more: bool) -> None:
+        """Send body bytes; waits while the client is slow to read."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Send an error of our own, exactly `{"status", "message"}`."""
+        data = json.dumps({"status": refusal.status, "message": str(refusal)}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+        if refusal.retry_after_s is not None:
+            headers.append((b"retry-after", str(refusal.retry_after_s).encode()))
+        await self.start(refusal.status, headers)
+        await self.body(data, more=False)
+
+
+class Gateway:
+    """The application.  One event loop; all methods are called on it.
+    `cut` ends what `leave` could not wait for.
+
+    on_backlog: called when the first request has to wait, so that the policy hears of a burst early.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        upstream: Upstream,
+        limits: Limits,
+        on_backlog: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._router = router
+        self._upstream = upstream
+        self._limits = limits
+        self._on_backlog = on_backlog
+        self._clock = clock
+        self._metrics = EdgeMetrics(router)
+        self._turns: dict[Ticket, asyncio.Event] = {}  # set when the ticket holds a slot
+        self._wake: asyncio.TimerHandle | None = None
+        self._live: set[Exchange] = set()
+        self._held_bytes = 0
+        self._is_leaving = False
+
+    def set_replicas(self, specs: list[ReplicaSpec]) -> None:
+        """Replace the replicas; running streams of one that is gone go on to their end."""
+        self._router.set_replicas(specs)
+        logger.info("replicas n=%d slots=%d", len(specs), sum(spec.slots for spec in specs))
+        self._assign()
+
+    def signals(self) -> Signals:
+        """The numbers of this moment."""
+        return self._router.signals(self._clock())
+
+    def leave(self) -> None:
+        """Be not ready from now on; requests that are here are still served."""
+        self._is_leaving = True
+
+    def cut(self) -> None:
+        """Break every request that is still here, so that no client takes its part for a whole."""
+        for exchange in self._live:
+            exchange.abort()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        assert scope["type"] == "http", "the server runs without lifespan and without websockets"
+        exchange = Exchange(scope, send)
+        path: str = scope["path"]
+        if path in ("/healthz", "/readyz", "/metrics"):
+            await self._serve_own(path, exchange)
+            return
+        try:
+            if not path.startswith(PASSED):
+                raise Refusal(404, f"no such path: {path}")
+            await self._serve(exchange, receive)
+        except Refusal as refusal:
+            if refusal.reason is not None:
+                self._metrics.rejected.labels(refusal.reason).inc()
+                logger.info("refused id=%s status=%d reason=%s", _text(exchange), refusal.status, refusal.reason)
+            await exchange.refuse(refusal)
+        except ClientLeft:
+            self._metrics.client_aborts.labels("queued").inc()
+        self._metrics.requests.labels(str(exchange.status or CLIENT_LEFT)).inc()
+
+    async def _serve_own(self, path: str, exchange: Exchange) -> None:
+        if path == "/metrics":
+            await exchange.start(200, [(b"content-type", CONTENT_TYPE)])
+            await exchange.body(self._metrics.render(), more=False)
+        elif path == "/readyz" and (self._is_leaving or not self._router.replicas):
+            await exchange.refuse(Refusal(503, "leaving" if self._is_leaving else "no replica is ready"))
+        else:
+            await exchange.start(200, [(b"content-type", b"application/json")])
+            await exchange.body(b'{"status": 200, "message": "ok"}', more=False)
+
+    async def _serve(self, exchange: Exchange, receive: Receive) -> None:
+        self._live.add(exchange)
+        try:
+            body = await self._read(exchange, receive)
+            request = Request(exchange.method, exchange.target, exchange.headers, body)
+            needs_slot = exchange.method not in WITHOUT_SLOT and request.target.startswith(b"/v1/")
+            work = self._with_slot(exchange, request) if needs_slot else self._without_slot(exchange, request)
+            await _until_gone(work, receive)
+        finally:
+            self._live.remove(exchange)
+            self._held_bytes -= exchange.held_bytes
+
+    async def _read(self, exchange: Exchange, receive: Receive) -> bytes:
+        """The request's body.  Raises Refusal (413, 429) and ClientLeft."""
+        limits = self._limits
+        too_large = Refusal(413, f"the body may have {limits.max_body_bytes} bytes", "too_large")
+        declared = dict(exchange.headers).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limits.max_body_bytes:
+            raise too_large
+        parts: list[bytes] = []
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            parts.append(message["body"])
+            exchange.held_bytes += len(message["body"])
+            self._held_bytes += len(message["body"])
+            more = message["more_body"]
+            if exchange.held_bytes > limits.max_body_bytes:
+                raise too_large
+            if self._held_bytes > limits.max_held_bytes:
+                raise Refusal(429, "too many large requests wait", "memory", self._router.retry_after_s())
+        return b"".join(parts)
+
+    # Requests that hold a slot
+
+    async def _with_slot(self, exchange: Exchange, request: Request) -> None:
+        ticket = self._router.arrive(self._clock())
+        if ticket is None:
+            raise Refusal(429, "all slots are busy and the queue is full", "queue_full", self._router.retry_after_s())
+        outcome = Outcome.FAILED
+        try:
+            outcome = await self._try_replicas(ticket, exchange, request)
+        except asyncio.CancelledError:
+            outcome = Outcome.GONE
+            phase = "queued" if ticket.replica is None else "streaming" if exchange.status else "first_byte"
+            self._metrics.client_aborts.labels(phase).inc()
+            raise
+        except Refusal as refusal:
+            outcome = Outcome.FAILED if refusal.reason is None else Outcome.REFUSED
+            raise
+        finally:
+            self._turns.pop(ticket, None)
+            self._router.finish(ticket, outcome, self._clock())
+            self._assign()
+
+    async def _try_replicas(self, ticket: Ticket, exchange: Exchange, request: Request) -> Outcome:
+        """Send the request to one replica after another until one answers.  Raises Refusal."""
+        num_died = 0
+        while True:
+            await self._wait_for_slot(ticket, num_died)
+            replica = ticket.replica
+            assert replica is not None
+            try:
+                async with self._upstream.open(replica.url, request) as answer:
+                    if answer.status != 503 or not self._router.has_other(ticket):
+                        self._router.answered(ticket)
+                        return await self._forward(answer, exchange, ticket)
+                self._note_retry("declined", exchange, replica.uid, "503")
+                self._router.send_back(ticket)
+            except Unreachable as error:
+                self._note_retry("unreachable", exchange, replica.uid, str(error))
+                self._router.unreachable(ticket, self._clock())
+            except Died as error:
+                self._note_retry("died", exchange, replica.uid, str(error))
+                num_died += 1
+                if num_died >= self._limits.max_tries:
+                    raise Refusal(502, f"{num_died} replicas died before they answered") from error
+                self._router.send_back(ticket)
+            except TooSlow as error:
+                raise Refusal(502, "the replica sent nothing for too long") from error
+
+    async def _wait_for_slot(self, ticket: Ticket, num_died: int) -> None:
+        turn = self._turns[ticket] = asyncio.Event()
+        self._assign()
+        if not turn.is_set() and self._router.queued == 1:
+            self._on_backlog()
+        try:
+            async with asyncio.timeout(self._limits.queue_timeout_s):
+                await turn.wait()
+        except TimeoutError:
+            if turn.is_set():  # both in one turn of the loop: the slot is ours
+                return
+            if num_died:
+                raise Refusal(502, "the replica died before it answered, and no other came free") from None
+            waited = f"within {self._limits.queue_timeout_s:g} s"
+            retry_after_s = self._router.retry_after_s()
+            if self._router.replicas:
+                raise Refusal(503, f"no slot came free {waited}", "no_slot", retry_after_s) from None
+            raise Refusal(503, f"no replica was ready {waited}", "no_replica", retry_after_s) from None
+
+    def _assign(self) -> None:
+        now_s = self._clock()
+        for ticket in self._router.assign(now_s):
+            self._turns[ticket].set()
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        wake_s = self._router.next_wake_s(now_s)
+        if wake_s is not None:
+            self._wake = asyncio.get_running_loop().call_later(wake_s - now_s, self._assign)
+
+    # Requests without one
+
+    async def _without_slot(self, exchange: Exchange, request: Request) -> None:
+        avoid: set[Replica] = set()
+        for _ in range(self._limits.max_tries):
+            replica = self._router.pick(self._clock(), avoid, needs_slot=False)
+            if replica is None:
+                break
+            avoid.add(replica)
+            try:
+                async with self._upstream.open(replica.url, request) as answer:
+                    await self._forward(answer, exchange, None)
+                    return
+            except Unreachable as error:
+                self._note_retry("unreachable", exchange, replica.uid, str(error))
+                self._router.mark_down(replica, self._clock())
+            except Died as error:
+                self._note_retry("died", exchange, replica.uid, str(error))
+            except TooSlow as error:
+                raise Refusal(502, "the replica sent nothing for too long") from error
+        if avoid:
+            raise Refusal(502, f"no answer from {len(avoid)} replicas")
+        raise Refusal(503, "no replica is ready", "no_replica", self._router.retry_after_s())
+
+    # The answer
+
+    async def _forward(self, answer: Answer, exchange: Exchange, ticket: Ticket | None) -> Outcome:
+        """Stream the answer through, each chunk as it comes.  A broken answer breaks the client's."""
+        now_s = self._clock()
+        if ticket is not None:
+            self._metrics.ttfb.observe(now_s - ticket.arrived_s)
+        audio_from = _first_audio_offset(answer) if ticket is not None else None
+        num_bytes = 0
+        await exchange.start(answer.status, answer.headers)
+        try:
+            async for chunk in answer.chunks():
+                num_bytes += len(chunk)
+                await exchange.body(chunk, more=True)
+                if ticket is not None and audio_from is not None and num_bytes > audio_from:
+                    self._router.first_audio(ticket, self._clock())
+                    audio_from = None
+        except Broken as error:
+            logger.warning("stream broken id=%s bytes=%d error=%s", _text(exchange), num_bytes, error)
+            self._metrics.broken.inc()
+            exchange.abort()
+            await asyncio.sleep(0)  # the server hears of it before we return, and logs nothing of its own
+            return Outcome.FAILED
+        await exchange.body(b"", more=False)
+        return Outcome.FAILED if answer.status >= 500 else Outcome.DONE
+
+    def _note_retry(self, reason: str, exchange: Exchange, uid: str, error: str) -> None:
+        self._metrics.retries.labels(reason).inc()
+        logger.info("replica %s id=%s replica=%s error=%s", reason, _text(exchange), uid, error)
+
+
+async def _until_gone(work: Awaitable[None], receive: Receive) -> None:
+    """Run `work`; cancel it as soon as the client's connection ends."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        task.cancel()  # does nothing to one that is done
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _first_audio_offset(answer: Answer) -> int | None:
+    """How many body bytes come before audio; None when the answer is no audio."""
+    content_type = dict(answer.headers).get(b"content-type", b"").lower()
+    if answer.status != 200 or not content_type.startswith(b"audio/"):
+        return None
+    return WAV_HEADER_BYTES if b"wav" in content_type else 0
+
+
+def _request_id(headers: Headers) -> bytes:
+    """The client's id if it is harmless in a log line, else a new one."""
+    given = dict(headers).get(b"x-request-id", b"")
+    harmless = 0 < len(given) <= MAX_REQUEST_ID_CHARS and all(0x21 <= byte <= 0x7E for byte in given)
+    return given if harmless else uuid.uuid4().hex.encode()
+
+
+def _text(exchange: Exchange) -> str:
+    return exchange.request_id.decode("ascii")

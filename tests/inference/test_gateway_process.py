@@ -1,0 +1,215 @@
+"""`slackwater gateway` as a process: its talk with a supervisor, its end, its errors."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from slackwater_inference.gateway.routing import ReplicaSpec
+from slackwater_inference.gateway.server import parse_replicas
+from slackwater_inference.gateway.testing import Call, ScriptedReplica, serving
+
+COMMAND = [sys.executable, "-c", "from slackwater_inference.gateway.cli import app; app()"]
+
+
+class Process:
+    """A supervised gateway process and its two pipes."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+
+    async def event(self, name: str, **fields: Any) -> dict[str, Any]:
+        """The next event of this name with these fields; others are skipped."""
+        while line := await self._stdout.readline():
+            said: dict[str, Any] = json.loads(line)
+            if said["event"] == name and fields.items() <= said.items():
+                return said
+        raise AssertionError(f"the gateway ended before it said {name} {fields}")
+
+    def tell(self, *replicas: dict[str, Any]) -> None:
+        self._stdin.write(json.dumps({"set": "replicas", "replicas": replicas}).encode() + b"\n")
+
+    def hang_up(self) -> None:
+        self._stdin.close()
+
+
+@asynccontextmanager
+async def supervised(*options: str) -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--supervised", "--port=0", *options, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield Process(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def accepts(address: str) -> bool:
+    url = httpx.URL(address)
+    try:
+        _, writer = await asyncio.open_connection(url.host, url.port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def failed_start(*options: str) -> tuple[int | None, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "slackwater_operator", "gateway", *options, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+    return process.returncode, errors.decode()
+
+
+@pytest.mark.e2e
+async def test_serves_the_replicas_it_is_told_and_says_signals() -> None:
+    async def script(call: Call) -> None:
+        await call.answer(200, b"hello", content_type="audio/wav")
+
+    async with serving(ScriptedReplica(script)) as url, supervised() as gateway, httpx.AsyncClient() as client:
+        address = (await gateway.event("ready"))["url"]
+        before = await gateway.event("signals")
+        waiting = asyncio.create_task(client.post(f"{address}/v1/tts", timeout=20))
+        await gateway.event("signals", queued=1, arrivals_total=1)
+
+        gateway.tell({"uid": "one", "url": url, "slots": 2, "unknown": None})
+        response = await waiting
+        after = await gateway.event("signals", arrivals_total=1, queued=0, in_flight=0)
+
+    assert response.content == b"hello"
+    assert before == {
+        "event": "signals",
+        "in_flight": 0,
+        "queued": 0,
+        "arrivals_total": 0,
+        "rejected_total": 0,
+        "failed_total": 0,
+        "oldest_queued_s": 0.0,
+        "first_audio_p95_s": None,
+    }
+    assert after["failed_total"] == after["rejected_total"] == 0
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("is_in_time", [True, False])
+async def test_sigterm_lets_running_streams_end_within_the_grace(is_in_time: bool) -> None:
+    first_seen, release = asyncio.Event(), asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.start(200)
+        await call.chunk(b"first ")
+        first_seen.set()
+        await (release.wait() if is_in_time else call.gone())
+        await call.chunk(b"second")
+        await call.end()
+
+    grace_s = 60 if is_in_time else 1
+    async with (
+        serving(ScriptedReplica(script)) as url,
+        supervised(f"--replica={url}=1", f"--grace={grace_s}") as gateway,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        address = (await gateway.event("ready"))["url"]
+        stream = asyncio.create_task(client.post(f"{address}/v1/tts"))
+        await first_seen.wait()
+
+        gateway.process.send_signal(signal.SIGTERM)
+        assert (await gateway.event("leaving"))["reason"] == "SIGTERM"
+        while await accepts(address):
+            await asyncio.sleep(0.02)
+        release.set()
+
+        if is_in_time:
+            assert (await stream).content == b"first second"
+        else:
+            with pytest.raises(httpx.TransportError):
+                await stream
+        assert await gateway.process.wait() == 0
+
+
+@pytest.mark.e2e
+async def test_leaves_at_once_when_the_parent_is_gone() -> None:
+    async def never(call: Call) -> None:
+        await call.gone()
+
+    replica = ScriptedReplica(never)
+    async with (
+        serving(replica) as url,
+        supervised(f"--replica={url}=1") as gateway,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        address = (await gateway.event("ready"))["url"]
+        stream = asyncio.create_task(client.post(f"{address}/v1/tts"))
+        while not replica.calls:
+            await asyncio.sleep(0.01)
+
+        gateway.hang_up()
+
+        assert await gateway.process.wait() == 0
+        with pytest.raises(httpx.TransportError):
+            await stream
+
+
+@pytest.mark.e2e
+async def test_a_port_in_use_is_one_line_and_exit_code_2() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        code, errors = await failed_start("--supervised", f"--port={port}")
+
+    assert code == 2
+    assert errors.count("\n") == 1
+    assert f"cannot listen on 127.0.0.1 port {port}" in errors
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        pytest.param(["--port=0"], "give --replica URL=SLOTS, or --supervised", id="nothing to send to"),
+        pytest.param(["--replica=http://h:1"], "wants URL=SLOTS", id="no slots"),
+        pytest.param(["--replica=http://h:1=0"], "wants URL=SLOTS", id="no slot at all"),
+        pytest.param(["--replica=nonsense=3"], "wants URL=SLOTS", id="no URL"),
+    ],
+)
+async def test_wrong_options_are_one_line_and_exit_code_2(options: list[str], says: str) -> None:
+    code, errors = await failed_start(*options)
+
+    assert code == 2
+    assert errors.count("\n") == 1
+    assert says in errors
+
+
+@pytest.mark.parametrize(
+    ("message", "specs"),
+    [
+        pytest.param(
+            {"set": "replicas", "replicas": [{"uid": "a", "url": "http://127.0.0.1:9000", "slots": 2, "new": 1}]},
+            [ReplicaSpec("a", "http://127.0.0.1:9000/", 2)],
+            id="unknown fields are ignored",
+        ),
+        pytest.param({"set": "replicas", "replicas": []}, [], id="an empty set is a set"),
+        pytest.param({"set": "pace", "pace": 1}, None, id="not for us"),
+        pytest.param({"set": "replicas"}, None, id="no list"),
+        pytest.param(
+            {"set": "replicas", "replicas": [{"uid": "a", "url": "http://h:1", "slots": 0}]}, None, id="no slots"
+        ),
+    ],
+)
+def test_a_wrong_set_message_changes_nothing(message: dict[str, Any], specs: list[ReplicaSpec] | None) -> None:
+    assert parse_replicas(message) == specs
