@@ -1,0 +1,192 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slackwater_inference.core import FrameBudget, Request, SamplingParams
+from slackwater_inference.model.weights import FAST, SLOW, seeded_weights
+from slackwater_inference.model_runner import ModelRunner
+from slackwater_inference.prompt import encode_bytes, prompt_columns
+from slackwater_inference.sampler import WINDOW_FRAMES
+from slackwater_inference.scheduler import Limits, Scheduler
+from slackwater_inference.testing import micro, reference_columns
+
+MODEL = micro()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def request(name, text="some words", frames=20, model=MODEL, **sampling):
+    prompt = prompt_columns(text, model, encode_bytes)
+    return Request(name, prompt, FrameBudget(frames, frames), SamplingParams(**sampling))
+
+
+class Bench:
+    """A scheduler and a runner stepped by hand."""
+
+    def __init__(self, model=MODEL, weights=None, slots=8, max_prefill_tokens=64):
+        self.scheduler = Scheduler(Limits(slots, 64, 4, 512, max_prefill_tokens))
+        self.runner = ModelRunner(
+            model, weights or seeded_weights(model, 0), max_running_requests=slots, num_kv_blocks=512, block_size=4
+        )
+        self.columns = {}
+
+    def step(self):
+        plan = self.scheduler.plan(0.0)
+        result = self.runner.step(plan) if plan else None
+        if result is not None:
+            for frame in result.frames:
+                if not frame.is_end:
+                    self.columns.setdefault(frame.request_id, []).append((frame.token_id, *frame.codes))
+            self.scheduler.commit(plan, result.frames, 0.0)
+            self.scheduler.check()
+        return bool(plan)
+
+    def run(self, *requests):
+        for each in requests:
+            self.scheduler.add(each)
+        while self.step():
+            pass
+        return self.columns
+
+
+@pytest.mark.parametrize(
+    ("shape", "seed"),
+    [
+        pytest.param({}, 0, id="micro"),
+        pytest.param({"n_layer": 3, "heads": (4, 2), "num_codebooks": 5}, 1, id="grouped heads, five codebooks"),
+        pytest.param({"heads": (3, 3), "num_codebooks": 2, "fast_layers": 2, "dim": 48}, 2, id="one residual codebook"),
+        pytest.param({"n_layer": 1, "heads": (4, 1), "num_codebooks": 10}, 3, id="ten codebooks as published"),
+    ],
+)
+def test_agrees_with_the_plain_reference_on_64_greedy_frames(shape, seed):
+    model = micro(**shape)
+    weights = seeded_weights(model, seed)
+    asked = request("a", "plain", 64, model, temperature=0.0, seed=seed)
+
+    made = Bench(model, weights).run(asked)["a"]
+
+    assert made == reference_columns(weights, model, asked.prompt, asked.sampling, 64)
+
+
+def test_agrees_with_the_plain_reference_when_it_samples():
+    weights = seeded_weights(MODEL, 5)
+    asked = request("a", "plain", 32, temperature=0.9, top_p=0.9, seed=5)
+
+    made = Bench(weights=weights).run(asked)["a"]
+
+    assert made == reference_columns(weights, MODEL, asked.prompt, asked.sampling, 32)
+
+
+def test_a_request_makes_the_same_tokens_alone_and_among_others_that_come_and_go():
+    alone = Bench().run(request("a", "the one we watch", 60, seed=7))["a"]
+    bench = Bench()
+    bench.run(request("before", "x" * 90, 5, seed=1))
+    others = iter([request(f"o{i}", "other " * (1 + i % 9), 3 + i % 17, seed=100 + i) for i in range(40)])
+    bench.scheduler.add(next(others))
+    bench.scheduler.add(request("a", "the one we watch", 60, seed=7))
+
+    steps = 0
+    while bench.step():
+        steps += 1
+        if (late := next(others, None)) is not None:
+            bench.scheduler.add(late)
+        if steps == 25:
+            bench.scheduler.abort("o20")
+
+    assert bench.columns["a"] == alone
+    assert len(alone) == 60
+
+
+def test_the_seed_decides_the_tokens():
+    made = Bench().run(request("a", seed=1), request("b", seed=1), request("c", seed=2))
+
+    assert made["a"] == made["b"]
+    assert made["a"] != made["c"]
+
+
+def test_a_prompt_in_chunks_gives_the_tokens_of_a_prompt_at_once():
+    text = "long enough for several chunks of a prompt"
+
+    whole = Bench(max_prefill_tokens=512).run(request("a", text))["a"]
+
+    assert Bench(max_prefill_tokens=16).run(request("a", text))["a"] == whole
+
+
+def test_the_window_holds_the_last_frames_but_never_the_first_one():
+    bench = Bench(slots=2, max_prefill_tokens=512)
+    bench.scheduler.add(request("a", frames=16, seed=3))
+    bench.scheduler.add(request("b", "longer than the other one", frames=16, seed=4))
+    windows = {name: [(0,) * MODEL.column_width] * WINDOW_FRAMES for name in "ab"}
+
+    for _ in range(15):
+        bench.step()
+        for name, slot in (("a", 0), ("b", 1)):
+            expected = (windows[name] + bench.columns[name][1:])[-WINDOW_FRAMES:]
+            assert [tuple(column) for column in bench.runner._window[slot].tolist()] == expected
+
+
+def test_a_slot_remembers_nothing_of_its_last_sequence():
+    fresh = Bench(slots=1).run(request("b", seed=5))["b"]
+
+    reused = Bench(slots=1).run(request("a", "someone else", 30, seed=4), request("b", seed=5))["b"]
+
+    assert reused == fresh
+
+
+def test_the_sequence_ends_at_im_end_and_that_is_no_frame():
+    weights = seeded_weights(MODEL, 0)
+    im_end = f"{SLOW}embeddings.weight", MODEL.im_end_id
+    asked = request("a", "until it stops", 40, temperature=0.0)
+    # Without im_end in the prompt, its row can be changed without changing what comes before it.
+    asked = replace(asked, prompt=tuple(c for c in asked.prompt if c[0] != MODEL.im_end_id))
+    endless = Bench(weights=weights).run(asked)["a"]
+    # The head is tied: with three times the row of a token that comes up, im_end wins where that would.
+    weights[im_end[0]][im_end[1]] = 3 * weights[im_end[0]][endless[6][0]]
+    bench = Bench(weights=weights)
+    bench.scheduler.add(asked)
+
+    num_steps = 0
+    while bench.step():
+        num_steps += 1
+
+    made = bench.columns.get("a", [])
+    num_prompt_steps = -(-len(asked.prompt) // 64)
+    assert made == reference_columns(weights, MODEL, asked.prompt, asked.sampling, 40)
+    assert len(made) <= 6
+    assert num_steps == num_prompt_steps + len(made)
+
+
+def test_residual_codes_stay_within_what_the_codec_holds():
+    weights = seeded_weights(MODEL, 0)
+    weights[f"{FAST}output.weight"][MODEL.codec.residual_codebook_size :] *= 100.0
+
+    made = Bench(weights=weights).run(request("a", frames=30))["a"]
+
+    assert max(code for _, _, *residual in made for code in residual) < MODEL.codec.residual_codebook_size
+
+
+def test_runs_in_bfloat16_with_the_temperature_in_that_type():
+    model = MODEL.model_copy(update={"weight_dtype": "bfloat16"})
+    bench = Bench(model)
+
+    made = bench.run(request("a", model=model, frames=12, temperature=0.7))["a"]
+
+    assert len(made) == 12
+    assert bench.runner._temperature[0].float().item() == 0.69921875
+
+
+def test_refuses_weights_that_do_not_fit_and_names_each():
+    weights = seeded_weights(MODEL, 0)
+    del weights[f"{FAST}norm.weight"]
+    weights["stray"] = torch.zeros(1)
+    weights[f"{SLOW}norm.weight"] = torch.ones(31)
+
+    with pytest.raises(ValueError, match=r"extra stray; missing audio_decoder.norm.weight; .* must be \[32\]"):
+        Bench(weights=weights)
