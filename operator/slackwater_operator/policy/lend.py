@@ -1,0 +1,95 @@
+"""Idle GPUs to cleaning jobs.
+
+Owns who gets a GPU that inference and training leave over, and whether the lease is worth a start.
+Called by `planner` last, so that everything more important has taken its share.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slackwater_operator.core import CleaningJob, Condition, Kind, Phase, Reason, Verb
+from slackwater_operator.policy.draft import ACTIVE, Draft
+from slackwater_operator.policy.serve import Serving
+
+
+@dataclass(slots=True)
+class Appetite:
+    """A job while workers are handed out.
+
+    room: workers that may still be added; the maximum and the open work allow no more.
+    kept: by flavor, free GPUs that inference will want before a new worker has something durable.
+    """
+
+    job: CleaningJob
+    workers: int
+    room: int
+    kept: dict[str, int]
+    floor: int = 0  # workers added because of `min_workers`
+    idle: int = 0  # workers added because GPUs were idle
+
+    def share(self) -> tuple[float, str]:
+        """GPUs held for each unit of weight; the job with the smallest is served next."""
+        return (self.workers + self.floor + self.idle) * self.job.gpus / self.job.weight, self.job.uid
+
+
+def lend(draft: Draft, services: Sequence[Serving]) -> None:
+    """Start workers on idle GPUs: floors first, then by weight.
+
+    A GPU is lent only if, going by the slope, inference will not want it before the worker has
+    started and reached its first durable point.  A floor waits neither for that nor for `lend_after_s`.
+    Nothing is lent on flavors of a service whose signals are stale.
+    """
+    stale = {v.flavor for serving in services if serving.service.load.stale for v in serving.service.variants}
+    jobs = [_appetite(draft, job, services) for job in sorted(draft.snapshot.jobs, key=lambda job: job.uid)]
+    for wish in jobs:
+        while wish.room and wish.workers + wish.floor < wish.job.min_workers and _place_floor(draft, wish.job, stale):
+            wish.floor += 1
+            wish.room -= 1
+    hungry = [wish for wish in jobs if wish.room]
+    while hungry:
+        wish = min(hungry, key=Appetite.share)
+        if not _place_idle(draft, wish, stale):
+            hungry.remove(wish)
+            continue
+        wish.idle += 1
+        wish.room -= 1
+        if not wish.room:
+            hungry.remove(wish)
+    for wish in jobs:
+        if wish.floor:
+            draft.act(Verb.START, wish.job.uid, Reason.FLOOR, wish.floor)
+        if wish.idle:
+            draft.act(Verb.START, wish.job.uid, Reason.IDLE, wish.idle)
+    left = any(draft.pool.rested[name] for name, node in draft.pool.nodes.items() if node.flavor not in stale)
+    if left and not any(job.open_units for job in draft.snapshot.jobs):
+        draft.conditions.add(Condition.NO_WORK)
+
+
+def _appetite(draft: Draft, job: CleaningJob, services: Sequence[Serving]) -> Appetite:
+    """What a job has and could take; workers that only begin have not claimed their unit yet."""
+    mine = [w for w in draft.snapshot.workloads if w.kind is Kind.CLEANING and w.owner == job.uid]
+    pending = [w for w in mine if w.phase is Phase.PENDING]
+    workers = len(pending) + sum(w.phase in ACTIVE and w.uid not in draft.chosen for w in mine)
+    unclaimed = job.open_units - len(pending) - sum(w.phase is Phase.STARTING for w in mine)
+    for worker in pending:  # it goes to a GPU that is free now, or waits for one
+        draft.pool.take_free(worker.flavor, worker.gpus)
+    kept: dict[str, int] = {}
+    for serving in services:
+        for flavor, gpus in serving.expected_gpus(job.start_s + job.checkpoint_s).items():
+            kept[flavor] = kept.get(flavor, 0) + gpus
+    return Appetite(job, workers, max(0, min(job.max_workers - workers, unclaimed)), kept)
+
+
+def _place_floor(draft: Draft, job: CleaningJob, stale: set[str]) -> bool:
+    return any(flavor not in stale and draft.pool.take_free(flavor, job.gpus) for flavor in job.flavors)
+
+
+def _place_idle(draft: Draft, wish: Appetite, stale: set[str]) -> bool:
+    """Take GPUs for one worker where the free ones that remain outlast it."""
+    pool, gpus = draft.pool, wish.job.gpus
+    return any(
+        flavor not in stale
+        and pool.free_of_flavor.get(flavor, 0) - gpus >= wish.kept.get(flavor, 0)
+        and pool.take_rested(flavor, gpus)
+        for flavor in wish.job.flavors
+    )

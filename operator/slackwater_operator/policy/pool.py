@@ -1,0 +1,101 @@
+"""The GPUs that a plan can give on: seen free, or held by a workload that is leaving.
+
+Owns the running count while a plan is made, and which nodes can be used.  Called by the planner's parts
+in order of priority, so that what one has taken the next cannot.
+"""
+
+from collections.abc import Mapping
+
+from slackwater_operator.core import Node, Phase, Snapshot, Workload
+
+
+def is_usable(node: Node) -> bool:
+    """Whether something may start there: not cordoned and not wholly broken."""
+    return node.schedulable and node.broken_gpus < node.gpus
+
+
+def is_hung(workload: Workload, snapshot: Snapshot) -> bool:
+    """A leaving workload that is past its deadline; nobody waits for its GPUs any more."""
+    since_s = workload.leaving_since_s
+    return (
+        workload.phase is Phase.LEAVING
+        and since_s is not None
+        and snapshot.now_s - since_s > snapshot.limits.retarget_after_s
+    )
+
+
+class Pool:
+    """Free and coming GPUs of each usable node; taking them is remembered."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.nodes = {node.name: node for node in snapshot.nodes if is_usable(node)}
+        self._of_flavor: dict[str, list[str]] = {}
+        for name in sorted(self.nodes):
+            self._of_flavor.setdefault(self.nodes[name].flavor, []).append(name)
+        held = dict.fromkeys(self.nodes, 0)
+        self.coming = dict.fromkeys(self.nodes, 0)
+        for workload in snapshot.workloads:
+            if workload.phase is Phase.PENDING or workload.node not in held:
+                continue
+            held[workload.node] += workload.gpus
+            if workload.phase is Phase.LEAVING and not is_hung(workload, snapshot):
+                self.coming[workload.node] += workload.gpus
+        self.free: dict[str, int] = {}
+        self.rested: dict[str, int] = {}  # free for `lend_after_s`; others are not lent yet
+        for name, node in self.nodes.items():
+            room = node.gpus - node.broken_gpus - held[name]
+            self.free[name] = max(0, min(room, len(node.idle_since_s)))
+            # Of a node that holds more than is whole, less comes back than leaves.
+            self.coming[name] = max(0, min(self.coming[name], room + self.coming[name] - self.free[name]))
+            rested = sum(snapshot.now_s - since_s >= snapshot.limits.lend_after_s for since_s in node.idle_since_s)
+            self.rested[name] = min(self.free[name], rested)
+        self.free_of_flavor = {f: sum(self.free[name] for name in names) for f, names in self._of_flavor.items()}
+
+    def flavor_nodes(self, flavor: str) -> list[str]:
+        """The usable nodes of a flavor, by name."""
+        return self._of_flavor.get(flavor, [])
+
+    def fits(self, flavor: str, gpus: int) -> int:
+        """How many workloads of `gpus` the free GPUs of a flavor take."""
+        return sum(self.free[name] // gpus for name in self.flavor_nodes(flavor))
+
+    def take_free(self, flavor: str, gpus: int) -> bool:
+        """Take `gpus` free GPUs of one node, the fullest that has them; False if none has."""
+        return self._take(flavor, gpus, self.free)
+
+    def take_rested(self, flavor: str, gpus: int) -> bool:
+        """As `take_free`, but only GPUs that have been idle for `lend_after_s`."""
+        return self._take(flavor, gpus, self.rested)
+
+    def take_coming(self, flavor: str, gpus: int) -> bool:
+        """Set aside `gpus` of one node that are free or will be; False if no node has so many."""
+        roomy = [name for name in self.flavor_nodes(flavor) if self.free[name] + self.coming[name] >= gpus]
+        if not roomy:
+            return False
+        name = min(roomy, key=lambda name: (self.free[name] + self.coming[name], name))
+        soon = min(gpus, self.coming[name])
+        self.coming[name] -= soon
+        self._remove(name, gpus - soon)
+        return True
+
+    def room(self, extra: Mapping[str, int], flavor_gpus: Mapping[str, int]) -> dict[str, int]:
+        """By flavor, how many more workloads of `flavor_gpus[flavor]` would fit with `extra` GPUs by node."""
+        more = dict.fromkeys(flavor_gpus, 0)
+        for name, added in extra.items():
+            flavor = self.nodes[name].flavor
+            now = self.free[name] + self.coming[name]
+            more[flavor] += (now + added) // flavor_gpus[flavor] - now // flavor_gpus[flavor]
+        return more
+
+    def _take(self, flavor: str, gpus: int, counted: dict[str, int]) -> bool:
+        roomy = [name for name in self.flavor_nodes(flavor) if counted[name] >= gpus]
+        if not roomy:
+            return False
+        self._remove(min(roomy, key=lambda name: (self.free[name], name)), gpus)
+        return True
+
+    def _remove(self, name: str, gpus: int) -> None:
+        # Which of a node's GPUs the cluster hands out is its choice, so assume the longest idle.
+        self.free[name] -= gpus
+        self.free_of_flavor[self.nodes[name].flavor] -= gpus
+        self.rested[name] = min(self.free[name], max(0, self.rested[name] - gpus))
