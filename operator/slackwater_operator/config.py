@@ -1,0 +1,219 @@
+"""The YAML file of `slackwater up`: what one machine's supervisor runs and by which policy.
+
+Parsed once, at the start; everything inside works on the models' values.  Unknown keys are errors,
+and an error names its key.  `manifests/samples/workstation.yaml` shows every key.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from slackwater_operator.core import PermanentError
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+Seconds = Annotated[float, Field(ge=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Section(BaseModel):
+    """A part of the file: unknown keys are errors, values are fixed once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Slots(Section):
+    """What the machine lends out, one holder a slot."""
+
+    kind: Literal["auto", "cpu", "gpu"] = "auto"
+    """auto: the GPUs that NVML shows, else `count` CPU slots."""
+
+    count: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """CPU slots.  There is no honest default: a CPU slot is whatever share of the machine you say it is."""
+
+
+class Inference(Section):
+    """The speech service behind one address."""
+
+    name: Name = "tts"
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    min_replicas: Annotated[int, Field(ge=0)] = 1
+    max_replicas: Annotated[int, Field(ge=1)] = 4
+    slots_per_replica: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Requests that one replica decodes at once."""
+
+    standby_replicas: Annotated[int, Field(ge=0)] = 1
+    """Engines kept loaded without a slot.  Waking one takes a fraction of a second, a cold start several."""
+
+    pace_frames_per_s: Annotated[float, Field(ge=0)] = 0
+    """Upper bound of one stream's decode rate; 0 = none.  On shared CPUs it makes a slot a fixed share
+    (playback needs 21.5)."""
+
+    burst_slots: Annotated[int, Field(ge=0)] = 0
+    """Decode slots kept free beside the measured rise, never lent."""
+
+    deadband_replicas: Annotated[int, Field(ge=0)] = 1
+    """Surplus replicas tolerated before any is given up; 0 for machines with few slots."""
+
+    max_queued: Annotated[int, Field(ge=0)] = 64
+    """Requests that may wait for a decode slot; the next is refused with 429 and Retry-After."""
+
+    queue_timeout_s: Annotated[float, Field(ge=0.1)] = 30
+    drain_grace_s: Seconds = 120
+    """How long a leaving replica may finish its live streams; the longest stream is 95 s of audio."""
+
+    keys_file: Path | None = None
+    """Bearer keys, one a line.  None: the API is open, which is refused unless `host` is a loopback address."""
+
+    @model_validator(mode="after")
+    def bounds_agree(self) -> "Inference":
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})")
+        if self.keys_file is None and self.host not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError(f"host {self.host} can be reached from outside, so keys_file must be given")
+        return self
+
+
+class Cleaning(Section):
+    """One cleaning job; workers of all jobs share what inference leaves."""
+
+    name: Name
+    input: Path
+    """A folder of recordings, read through all its sub-folders."""
+
+    output: Path
+    """The job's ledger: made at the first run, continued by every later one."""
+
+    min_workers: Annotated[int, Field(ge=0)] = 0
+    """Workers that traffic never takes back."""
+
+    max_workers: Annotated[int, Field(ge=1)] = 64
+    weight: Annotated[float, Field(gt=0)] = 1
+    grace_s: Seconds = 5
+    """From SIGTERM to SIGKILL.  A worker needs about half a second."""
+
+    lease_ttl_s: Annotated[float, Field(gt=0)] = 15
+    """A worker silent for so long has its shard taken over."""
+
+    nice: Annotated[int, Field(ge=0, le=19)] = 10
+    """Cleaning gives way to inference on shared CPUs, too."""
+
+    settings: dict[str, str | int | float | bool] = {}
+    """Settings of the steps, as `slackwater clean run --set` takes them."""
+
+
+class Policy(Section):
+    """How fast to follow the traffic.  The defaults suit a machine whose replicas wake within seconds."""
+
+    tick_s: Annotated[float, Field(ge=0.1, le=10)] = 0.5
+    panic_s: Annotated[float, Field(gt=0)] = 6
+    stable_s: Annotated[float, Field(gt=0)] = 60
+    down_s: Annotated[float, Field(gt=0)] = 120
+    """A replica is given up only if the survivors could have carried the whole window."""
+
+    stale_after_s: Annotated[float, Field(gt=0)] = 5
+    """Without a sample for so long nothing shrinks and nothing is evicted for traffic."""
+
+    rise_quantile: Annotated[float, Field(gt=0, le=1)] = 0.99
+    """How much of the rises of the last day the kept headroom covers; what is above waits for a reclaim."""
+
+    lend_after_s: Seconds = 2
+    retarget_after_s: Annotated[float, Field(gt=0)] = 8
+    max_parallel: Annotated[int, Field(ge=1)] = 64
+
+
+class Config(Section):
+    """The whole file."""
+
+    state_dir: Path = Path("~/.local/state/slackwater")
+    """Status, events and the children's logs; one supervisor at a time."""
+
+    metrics_port: Port | None = None
+    """Prometheus metrics of the supervisor on 127.0.0.1; none by default."""
+
+    slots: Slots = Slots()
+    inference: Inference | None = None
+    cleaning: tuple[Cleaning, ...] = ()
+    policy: Policy = Policy()
+
+    @model_validator(mode="after")
+    def something_to_run(self) -> "Config":
+        if self.inference is None and not self.cleaning:
+            raise ValueError("there is nothing to run: give `inference`, `cleaning` or both")
+        names = [job.name for job in self.cleaning] + ([self.inference.name] if self.inference else [])
+        if double := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"cleaning: the name {min(double)!r} is used twice")
+        return self
+
+
+def load(path: Path) -> Config:
+    """Read and check a file; relative paths in it are taken from its folder.
+
+    Raises PermanentError with one line that names the file and the key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PermanentError(f"cannot read the configuration {path}: {error}") from error
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise PermanentError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise PermanentError(f"{path} must hold a mapping of settings; see manifests/samples/workstation.yaml")
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        raise PermanentError(f"{path}: {explain(error)}") from error
+    return anchored(config, path.resolve().parent)
+
+
+def anchored(config: Config, folder: Path) -> Config:
+    """The same configuration with absolute paths."""
+
+    def place(path: Path) -> Path:
+        return folder / path.expanduser()
+
+    changes: dict[str, Any] = {
+        "state_dir": place(config.state_dir),
+        "cleaning": tuple(
+            job.model_copy(update={"input": place(job.input), "output": place(job.output)}) for job in config.cleaning
+        ),
+    }
+    if config.inference and config.inference.keys_file:
+        changes["inference"] = config.inference.model_copy(update={"keys_file": place(config.inference.keys_file)})
+    return config.model_copy(update=changes)
+
+
+def explain(error: ValidationError) -> str:
+    """The first problem in one line, with its key, what came and how many more there are."""
+    problems = error.errors()
+    first = problems[0]
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    if first["type"] == "extra_forbidden":
+        names = known_keys(first["loc"][:-1])
+        close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
+        said = f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known are {', '.join(names)}"
+    elif first["type"] == "missing":
+        said = "is required"
+    else:
+        said = first["msg"].removeprefix("Value error, ")
+        if first["type"] != "value_error":
+            said = f"{said[0].lower()}{said[1:]}, got {first['input']!r}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{key}: {said}{more}" if key else f"{said}{more}"
+
+
+def known_keys(place: tuple[int | str, ...]) -> list[str]:
+    """The keys that the section at `place` may have."""
+    sections: dict[str, type[Section]] = {
+        "slots": Slots,
+        "inference": Inference,
+        "cleaning": Cleaning,
+        "policy": Policy,
+    }
+    model = sections.get(str(place[0]), Config) if place else Config
+    return list(model.model_fields)
