@@ -125,7 +125,8 @@ class EngineConfig(_Settings):
     block_size: int = Field(default=16, ge=1)
     """Positions of one KV block."""
     num_kv_blocks: int | None = Field(default=None, ge=1)
-    """None: 1,024 positions for each slot, and at least one sequence of the model's full length."""
+    """None: every slot can hold a sequence of the model's full length, so that a free slot is never without
+    pages: the gateway counts slots and would queue behind them.  4 MiB a slot for the tiny model."""
     max_prefill_tokens: int = Field(default=256, ge=1)
     """Prompt positions computed between two frames, so that a long prompt starves no running stream."""
     seed: int = Field(default=0, ge=0)
@@ -149,8 +150,7 @@ class EngineConfig(_Settings):
         """KV blocks to allocate for `model`."""
         if self.num_kv_blocks is not None:
             return self.num_kv_blocks
-        longest = math.ceil(model.text_config.max_seq_len / self.block_size)
-        return max(longest, math.ceil(self.max_running_requests * 1024 / self.block_size))
+        return self.max_running_requests * math.ceil(model.text_config.max_seq_len / self.block_size)
 
 
 def tiny() -> ModelConfig:

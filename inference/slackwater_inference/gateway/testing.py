@@ -1,15 +1,21 @@
-"""Real servers on loopback for tests of the gateway: any application, and a scripted replica.
+"""Real servers on loopback for tests of the gateway: any application, a scripted replica, and a gateway before them.
 
 Owns nothing that serves users.
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from slackwater_inference.gateway.app import Receive, Scope, Send
+import httpx
+
+from slackwater_inference.gateway.app import Gateway, Limits, Receive, Scope, Send
+from slackwater_inference.gateway.routing import ReplicaSpec, Router
 from slackwater_inference.gateway.server import Server, listen, url_of
+from slackwater_inference.gateway.upstream import Upstream
 
 
 @asynccontextmanager
@@ -78,10 +84,13 @@ class Call:
         await asyncio.sleep(0)
 
 
+Script = Callable[[Call], Awaitable[None]]
+
+
 class ScriptedReplica:
     """An ASGI application that answers each request with `script`, and counts."""
 
-    def __init__(self, script: Callable[[Call], Awaitable[None]]) -> None:
+    def __init__(self, script: Script) -> None:
         self._script = script
         self.calls: list[Call] = []
         self.in_flight = 0
@@ -98,3 +107,67 @@ class ScriptedReplica:
             await self._script(call)
         finally:
             self.in_flight -= 1
+
+
+@dataclass
+class Rig:
+    """A running gateway, its client and what else a test looks at."""
+
+    gateway: Gateway
+    client: httpx.AsyncClient
+    url: str
+    backlogs: list[int]
+
+
+async def say_hello(call: Call) -> None:
+    """The script of a replica that is well."""
+    await call.answer(200, b"hello", content_type="audio/wav")
+
+
+@asynccontextmanager
+async def replica(script: Script, slots: int = 1) -> AsyncIterator[tuple[ScriptedReplica, ReplicaSpec]]:
+    """Serve a scripted replica; yields it and what a gateway is told of it."""
+    app = ScriptedReplica(script)
+    async with serving(app) as url:
+        yield app, ReplicaSpec(url, url, slots)
+
+
+@asynccontextmanager
+async def rig(*specs: ReplicaSpec, max_queued: int = 8, limits: Limits | None = None) -> AsyncIterator[Rig]:
+    """Serve a gateway before these replicas."""
+    backlogs: list[int] = []
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(Upstream())
+        router = Router(max_queued)
+        gateway = Gateway(router, upstream, limits or Limits(), on_backlog=lambda: backlogs.append(router.queued))
+        gateway.set_replicas(list(specs))
+        url = await stack.enter_async_context(serving(gateway))
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, trust_env=False, timeout=20))
+        yield Rig(gateway, client, url, backlogs)
+
+
+@asynccontextmanager
+async def one_replica(
+    script: Script, slots: int = 1, max_queued: int = 8, limits: Limits | None = None
+) -> AsyncIterator[tuple[Rig, ScriptedReplica]]:
+    """Serve a gateway before one scripted replica."""
+    async with replica(script, slots) as (app, spec), rig(spec, max_queued=max_queued, limits=limits) as made:
+        yield made, app
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until `condition` holds; the test's own time limit ends a wrong one."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def unused_url() -> str:
+    """An address of this machine that takes no connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def metric(made: Rig, line_start: str) -> float:
+    """The sum of the gateway's metrics whose line starts so."""
+    lines = (await made.client.get("/metrics")).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(line_start))

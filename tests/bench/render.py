@@ -1,0 +1,56 @@
+"""Renders the tables of figures in README.md from tests/bench/results; a test fails when they differ."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "README.md"
+RESULTS = ROOT / "tests/bench/results"
+BLOCK = re.compile(r"(<!-- bench:(?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def rendered(page: str) -> str:
+    """The page with each `<!-- bench:NAME -->` block filled from NAME's result."""
+    return BLOCK.sub(lambda found: found[1] + table(read(found["name"])) + found[3], page)
+
+
+def read(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return document
+
+
+def table(document: dict[str, Any]) -> str:
+    """A Markdown table with its source below."""
+    rows = document["rows"]
+    with_peer = any(row["peer"] for row in rows)
+    head = ["what", "measured"] + (["held against"] if with_peer else [])
+    lines = ["| " + " | ".join(head) + " |", "| --- | --: |" + (" --- |" if with_peer else "")]
+    for row in rows:
+        cells = [row["what"].replace("_", " "), figure(row["value"], row["unit"])]
+        if with_peer:
+            cells.append(f"{row['peer']}: {figure(row['peer_value'], row['unit'])}" if row["peer"] else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    source = f"`{document['command']}` on {document['machine']}; commit {document['commit']}."
+    return "\n".join([*lines, "", source, ""])
+
+
+def figure(value: float | None, unit: str) -> str:
+    """A value as a person reads it."""
+    if value is None:
+        return "–"
+    if unit == "ratio":
+        return f"{100 * value:.1f} %"
+    if unit == "count":
+        return f"{value:,.0f}"
+    return f"{value:.3g} {unit}"
+
+
+def main() -> None:
+    page = PAGE.read_text()
+    PAGE.write_text(rendered(page))
+
+
+if __name__ == "__main__":
+    main()
