@@ -8,9 +8,9 @@ import yaml
 
 from slackwater_operator.config import Config
 
-# Five minutes of the trace with calm and busy stretches, up to a dozen streams at once.
+# Some minutes of the trace with calm and busy stretches, up to a dozen streams at once.
 SLICE_START_S = 1300.0
-SLICE_LENGTH_S = 300.0
+SLICE_LENGTH_S = 260.0
 SLICE_SPEED = 4.0
 SLICE_KEEP_EVERY = 20  # two cores cannot serve what GPUs served
 

@@ -33,7 +33,7 @@ from slackwater_operator.traces import load_conversation, slice_trace
 
 SAMPLE_S = 0.25
 READY_S = 120.0  # the first start compiles and reads everything cold
-QUIET_TAIL_S = 10.0  # after the traffic, so that the slots are seen going back to cleaning
+QUIET_TAIL_S = 8.0  # after the traffic, so that the slots are seen going back to cleaning
 TRACE_WORDS = (
     f"Azure LLM inference trace 2023, conversations, second {plan.SLICE_START_S:.0f} to "
     f"{plan.SLICE_START_S + plan.SLICE_LENGTH_S:.0f}, {plan.SLICE_SPEED:.0f} times faster, one request in "
