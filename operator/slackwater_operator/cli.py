@@ -60,7 +60,7 @@ def call(point: EntryPoint, arguments: list[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # typer raises its help text as an error
             typer.echo(error.format_message())
             return BAD_INPUT
-        return complain(prog, error.format_message())
+        return complain(prog, error.format_message().removeprefix("Invalid value: "))  # the rooms' own words
     return code if isinstance(code, int) else 0
 
 

@@ -100,6 +100,8 @@ class Supervisor:
             await cluster.tend()
             if why := cluster.broken():
                 raise PermanentError(why)
+            if self._config.inference is None and cluster.jobs_ended():
+                return
             self._folder.write(document(cluster, loop, slots, time.monotonic(), self._url))
             observed.update(cluster, loop, time.monotonic() - began_s)
             await self._sleep(began_s)

@@ -33,6 +33,8 @@ def watch(read: Callable[[], dict[str, Any]]) -> None:
 def render(document: dict[str, Any]) -> RenderableType:
     """Everything of a document: headline, traffic, slots, jobs, take-backs."""
     parts: list[RenderableType] = [headline(document), traffic(document), Text(), slots(document)]
+    if not document["running"]:
+        parts.insert(0, Text("The supervisor is not running; this is its last word.", "bold red"))
     if document["jobs"]:
         parts += [Text(), jobs(document)]
     if document["reclaims"]:
@@ -44,7 +46,7 @@ def headline(document: dict[str, Any]) -> Text:
     """One line of truth: what the slots do and how much of it is useful."""
     held = [slot["holder"] for slot in document["slots"]]
     accounts = document["accounts"]
-    line = Text.assemble(
+    return Text.assemble(
         (f"{len(held)} slots: ", "bold"),
         (f"{held.count('inference')} speech", STYLES["inference"]),
         ", ",
@@ -53,9 +55,6 @@ def headline(document: dict[str, Any]) -> Text:
         (f"{held.count('free')} free", STYLES["free"]),
         f"  useful {accounts['useful_ratio']:.0%} (speech alone {accounts['useful_ratio_without_filling']:.0%})",
     )
-    if not document.get("running", True):
-        line.append("  not running", "bold red")
-    return line
 
 
 def traffic(document: dict[str, Any]) -> Text:

@@ -12,20 +12,10 @@ import pytest
 
 from slackwater_operator.core import Condition, Kind, Phase, Verb
 from slackwater_operator.simulate import Fleet, SimulatedCluster, simulate, ticks
-from slackwater_operator.traces import TraceRequest, load_conversation, slice_trace
+from slackwater_operator.traces import TraceRequest, load_conversation, overlay, slice_trace
 from slackwater_operator.traffic import Window
 
 ONE_SERVICE = Fleet(gpus=32, slots_per_replica=4, checkpoint_s=3.0)
-
-
-def pooled(services: int, apart_s: float) -> list[TraceRequest]:
-    """The trace laid over itself: ramps stay, the second-by-second noise of many callers averages out."""
-    copies = [
-        TraceRequest(request.t_s + number * apart_s, request.context_tokens, request.generated_tokens)
-        for number in range(services)
-        for request in load_conversation()
-    ]
-    return sorted(copies, key=lambda request: request.t_s)
 
 
 def test_an_hour_of_the_trace_fills_the_fleet_and_nobody_waits():
@@ -46,7 +36,7 @@ def test_an_hour_of_the_trace_fills_the_fleet_and_nobody_waits():
 def test_a_pool_of_eight_services_is_more_than_nine_tenths_useful():
     fleet = Fleet(gpus=56, slots_per_replica=16, window=Window(down_s=30, rise_quantile=0.9))  # 896 slots, peak 599
 
-    outcome = simulate(fleet, pooled(8, apart_s=7.3))
+    outcome = simulate(fleet, overlay(load_conversation(), 8, apart_s=7.3))
 
     assert outcome.useful_ratio >= 0.9
     assert outcome.useful_ratio >= 1.6 * outcome.useful_ratio_without_filling

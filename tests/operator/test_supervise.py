@@ -70,10 +70,12 @@ class Running:
 
 
 @contextmanager
-def supervisor(folder: Path, **inference: Any) -> Iterator[Running]:
+def supervisor(
+    folder: Path, *, worker: str = "normal", cleaning_alone: bool = False, **inference: Any
+) -> Iterator[Running]:
     """Three slots, one replica at least, one job; ended also when the test fails."""
     (folder / "in").mkdir()
-    write_control(folder / "control.json", signals=QUIET)
+    write_control(folder / "control.json", signals=QUIET, worker=worker)
     config = {
         "state_dir": "state",
         "slots": {"kind": "cpu", "count": 3},
@@ -81,6 +83,8 @@ def supervisor(folder: Path, **inference: Any) -> Iterator[Running]:
         "cleaning": [{"name": "job", "input": "in", "output": "out"}],
         "policy": {"tick_s": 0.1, "panic_s": 1, "stable_s": 1, "down_s": 2, "lend_after_s": 0.1},
     }
+    if cleaning_alone:
+        del config["inference"]
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-c", SUPERVISOR, str(folder / "config.yaml"), str(folder / "control.json")]
     with (folder / "log").open("wb") as log:
@@ -149,6 +153,20 @@ def test_a_killed_child_is_replaced(tmp_path: Path, victim: str) -> None:
         running.until(lambda: before[uid] not in running.status()["pids"].values())
         running.until(lambda: running.held_by("inference") == 1 and running.held_by("cleaning") == 2)
         running.until(lambda: "gateway" in running.status()["pids"])
+
+
+@pytest.mark.parametrize(
+    ("worker", "code", "said"),
+    [
+        pytest.param("done", 0, "stopping", id="done"),
+        pytest.param("bad input", 1, "PermanentError: job: slackwater clean: no audio files", id="bad input"),
+    ],
+)
+def test_with_cleaning_alone_it_ends_when_no_job_can_go_on(tmp_path: Path, worker: str, code: int, said: str) -> None:
+    with supervisor(tmp_path, worker=worker, cleaning_alone=True) as running:
+        assert running.process.wait(DEADLINE_S) == code
+
+        assert said in (tmp_path / "log").read_text()
 
 
 def test_a_second_supervisor_in_the_same_folder_is_refused(tmp_path: Path) -> None:

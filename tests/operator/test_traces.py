@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from slackwater_operator.traces import TraceRequest, load_conversation, slice_trace
+from slackwater_operator.traces import TraceRequest, load_conversation, overlay, slice_trace
 
 FEW = tuple(TraceRequest(float(t_s), 10, 20 + t_s) for t_s in range(10))
 
@@ -46,3 +46,11 @@ def test_a_slice_beyond_the_end_is_empty():
 def test_a_slice_that_makes_no_sense_is_refused_by_name(values):
     with pytest.raises(ValueError, match=next(iter(values))):
         slice_trace(FEW, 0, 1, **values)
+
+
+def test_an_overlay_keeps_every_request_in_time_order():
+    requests = (TraceRequest(0.0, 1, 10), TraceRequest(5.0, 2, 20))
+
+    laid = overlay(requests, 2, apart_s=3.0)
+
+    assert [(request.t_s, request.generated_tokens) for request in laid] == [(0.0, 10), (3.0, 10), (5.0, 20), (8.0, 20)]

@@ -167,12 +167,20 @@ class LocalCluster:
             child.kill()
 
     def broken(self) -> str:
-        """Why the whole thing cannot go on, in words; empty while it can."""
-        if self._config.inference is None or self.front is None:
-            return ""
-        name = self._config.inference.name
-        states = {"gateway": self.front.state, name: self.owners[name]}
+        """Why there is nothing left to do, in words; empty while there is.
+
+        A cleaning job that cannot go on does not stop the others, nor the service.
+        """
+        states = {"gateway": self.front.state} if self.front else {}
+        if self._config.inference is not None:
+            states[self._config.inference.name] = self.owners[self._config.inference.name]
+        elif all(self.owners[name].broken for name in self.jobs):
+            states = self.owners
         return next((f"{name}: {state.broken}" for name, state in states.items() if state.broken), "")
+
+    def jobs_ended(self) -> bool:
+        """Whether no cleaning job has anything left to do."""
+        return not self.members and all(self.owners[name].done or self.owners[name].broken for name in self.jobs)
 
     def children(self) -> list[Child]:
         """Every child that runs now."""

@@ -114,6 +114,8 @@ class Demo:
             await self._until_ready()
             await self._play(requests)
         except PermanentError as error:
+            if self._traffic_s is None:  # nothing was measured that a report could be about
+                raise
             trouble = str(error)
         except asyncio.CancelledError:  # Ctrl-C: end in order, and still say what happened
             self._interrupted = True
@@ -146,6 +148,8 @@ class Demo:
         end_s = time.monotonic() + READY_S
         while time.monotonic() < end_s:
             self._check_supervisor()
+            if self._newest and (failed := failed_jobs(self._newest)):
+                raise PermanentError(failed)
             if self._newest and self._ready(self._newest):
                 return
             await asyncio.sleep(SAMPLE_S)
@@ -177,7 +181,7 @@ class Demo:
         code = await self._supervisor.wait()
         if code and not trouble:
             return f"the supervisor ended with {ending(code)}: {self._last_words()}"
-        return trouble
+        return trouble or failed_jobs(self._newest or {"jobs": []})
 
     # --- traffic and what is seen of it -------------------------------------------------------------
 
@@ -297,6 +301,14 @@ class Demo:
         except FileNotFoundError:
             return []
         return [json.loads(line) for line in lines]
+
+
+def failed_jobs(document: dict[str, Any]) -> str:
+    """Which cleaning jobs a person has to mend, and why; empty when none."""
+    failed = [
+        f"cleaning {job['name']} failed: {job['message']}" for job in document["jobs"] if job["state"] == "failed"
+    ]
+    return "; ".join(failed)
 
 
 def ending(code: int) -> str:

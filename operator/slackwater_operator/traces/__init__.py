@@ -60,3 +60,20 @@ def slice_trace(
         TraceRequest((request.t_s - start_s) / speed, request.context_tokens, request.generated_tokens)
         for request in inside[::keep_every]
     )
+
+
+def overlay(requests: Sequence[TraceRequest], copies: int, apart_s: float) -> tuple[TraceRequest, ...]:
+    """`copies` of the requests laid over each other, each `apart_s` later than the one before, in time order.
+
+    Stands for many callers: ramps stay, their second-by-second noise averages out.
+    """
+    return tuple(
+        sorted(
+            (
+                TraceRequest(request.t_s + number * apart_s, request.context_tokens, request.generated_tokens)
+                for number in range(copies)
+                for request in requests
+            ),
+            key=lambda request: request.t_s,
+        )
+    )
