@@ -51,7 +51,7 @@ lock:  ## pin the dependencies anew in .setup/locks
 
 test-gpu:  ## run the tests that need an NVIDIA GPU
 	@.setup/setup dev
-	$(BIN)/pytest -m gpu $(ARGS)
+	$(BIN)/pytest -m gpu --record tests/gpu-results.json $(ARGS)
 
 clean:  ## remove what make made here (the cache of recordings stays)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-report.html demo-report.json
