@@ -14,6 +14,7 @@ PACKAGES = ("torch", "nvidia-ml-py", "pydantic")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="write the outcome of every test with machine, versions and commit")
+    parser.addoption("--commit", default="", help="the commit to record, on a machine that has the tree without git")
 
 
 def gpus() -> list[str]:
@@ -47,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         "command": "make test-gpu",
         "machine": f"{platform.system()} {platform.machine()}, {len(gpus())} x {gpus()[0] if gpus() else 'no GPU'}",
         "versions": {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES},
-        "commit": commit(config.rootpath),
+        "commit": config.getoption("--commit") or commit(config.rootpath),
         "tests": [{"test": report.nodeid, "outcome": report.outcome} for report in reports],
     }
     record.write_text(json.dumps(document, indent=2) + "\n")

@@ -8,7 +8,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.gpus = Gauge("fleet_gpus", "Slots by what holds them now", ["state"], registry=self.registry)
         self.gpu_seconds = Counter("fleet_gpu_seconds", "Slot-seconds by state", ["state"], registry=self.registry)
         self.useful = Gauge(
             "fleet_useful_ratio", "Useful share of all slot-seconds since the start", registry=self.registry

@@ -43,7 +43,11 @@ TRACE_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a watcher is told four times a second.  document: of the supervisor; None before its first."""
+    """What a watcher is told four times a second.
+
+    t_s counts from the start of the traffic, before it from the start of the run.  document: of the
+    supervisor; None before its first.
+    """
 
     stage: str
     t_s: float
@@ -92,8 +96,9 @@ class Demo:
         self._folder = StateFolder(work.state_dir)
         self._recording = Recording()
         self._played: list[Played] = []
-        self._stage = "starting"
-        self._traffic_s: float | None = None  # when the traffic began, monotonic
+        self._stage = "starting: engines load and stand by, cleaning begins"
+        self._began_s = time.monotonic()
+        self._traffic_s: float | None = None  # when the traffic began
         self._newest: dict[str, Any] | None = None
         self._books: list[dict[str, Any]] = []  # the accounts when the traffic began, and when it ended
         self._burst: list[float] = []  # moments at which more than one replica was needed
@@ -102,7 +107,7 @@ class Demo:
 
     async def run(self) -> DemoResult:
         """Raises PermanentError when it cannot even start; later trouble stands in the verdict."""
-        began_s, started_at = time.monotonic(), datetime.now(UTC)
+        started_at = datetime.now(UTC)
         plan.write_configuration(self._work, filling=self._filling)
         requests = slice_trace(
             load_conversation(), plan.SLICE_START_S, plan.SLICE_LENGTH_S, plan.SLICE_SPEED, plan.SLICE_KEEP_EVERY
@@ -128,7 +133,7 @@ class Demo:
         self._stage = "verifying the ledgers"
         self._tell(len(requests))
         jobs = [await self._verify(name) for name in self._job_names()]
-        return self._result(tuple(job for job in jobs if job), trouble, started_at, time.monotonic() - began_s)
+        return self._result(tuple(job for job in jobs if job), trouble, started_at, time.monotonic() - self._began_s)
 
     # --- the supervisor ---------------------------------------------------------------------------
 
@@ -163,11 +168,13 @@ class Demo:
     def _check_supervisor(self) -> None:
         assert self._supervisor is not None
         if (code := self._supervisor.returncode) is not None:
-            raise PermanentError(f"the supervisor ended early with {ending(code)}: {self._last_words()}")
+            raise PermanentError(f"the supervisor ended early with {ending(code)}{self._last_words(code)}")
 
-    def _last_words(self) -> str:
+    def _last_words(self, code: int) -> str:
+        if code < 0:  # a killed process explains nothing
+            return ""
         lines = (self._work.folder / "supervisor.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return f": {lines[-1]}" if lines else ""
 
     async def _stop_supervisor(self, trouble: str) -> str:
         assert self._supervisor is not None
@@ -180,7 +187,7 @@ class Demo:
                     self._supervisor.send_signal(signal.SIGTERM)
         code = await self._supervisor.wait()
         if code and not trouble:
-            return f"the supervisor ended with {ending(code)}: {self._last_words()}"
+            return f"the supervisor ended with {ending(code)}{self._last_words(code)}"
         return trouble or failed_jobs(self._newest or {"jobs": []})
 
     # --- traffic and what is seen of it -------------------------------------------------------------
@@ -211,12 +218,11 @@ class Demo:
             self._books.append(self._folder.read()["accounts"])
 
     async def _sample(self, requests: int) -> None:
-        first_s = time.monotonic()
         while True:
             with contextlib.suppress(PermanentError):  # not written yet
                 self._newest = self._folder.read()
-                t_s = time.monotonic() - (self._traffic_s or first_s + 1e9)
                 if self._traffic_s is not None:
+                    t_s = time.monotonic() - self._traffic_s
                     self._recording.add(self._newest, t_s)
                     if any(replicas > 1 for replicas in self._newest["need_replicas"].values()):
                         self._burst.append(t_s)
@@ -224,7 +230,7 @@ class Demo:
             await asyncio.sleep(SAMPLE_S)
 
     def _tell(self, requests: int) -> None:
-        t_s = time.monotonic() - self._traffic_s if self._traffic_s else 0.0
+        t_s = time.monotonic() - (self._traffic_s or self._began_s)
         self._watch(Progress(self._stage, t_s, self._newest, self._recording.moments, self._played, requests))
 
     # --- afterwards ---------------------------------------------------------------------------------
