@@ -13,12 +13,14 @@ BLOCK = re.compile(r"(<!-- bench:(?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.
 
 def rendered(page: str) -> str:
     """The page with each `<!-- bench:NAME -->` block filled from NAME's result."""
-    return BLOCK.sub(lambda found: found[1] + table(read(found["name"])) + found[3], page)
 
+    def fill(found: re.Match[str]) -> str:
+        result = RESULTS / f"{found['name']}.json"
+        return (
+            found[1] + (table(json.loads(result.read_text())) if result.exists() else "Not measured yet.\n") + found[3]
+        )
 
-def read(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return document
+    return BLOCK.sub(fill, page)
 
 
 def table(document: dict[str, Any]) -> str:
