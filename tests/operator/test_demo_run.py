@@ -103,3 +103,24 @@ def test_a_quantile_is_a_value_that_was_measured(values: list[float], share: flo
 
 def test_an_ending_is_said_in_words() -> None:
     assert (ending(-9), ending(2)) == ("signal SIGKILL", "exit code 2")
+
+
+def test_the_report_holds_the_promised_figures_as_numbers() -> None:
+    document = result().as_json()
+
+    promised = {
+        "items_done": 40,
+        "items_lost": 0,
+        "items_doubled": 0,
+        "evictions": 3,
+        "requests": 1,
+        "requests_failed": 0,
+    }
+    promised |= {
+        "useful_ratio": 0.7,
+        "useful_ratio_without_filling": 0.35,
+        "reclaim_p99_s": 0.3,
+        "first_audio_p99_s": 0.2,
+    }
+    assert {name: document[name] for name in promised} == promised
+    assert len(document["run"]["requests"]) == 1

@@ -115,8 +115,8 @@ class DemoResult:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """The document of demo-report.json: the figures first, then all that they come from."""
-        return self.figures() | asdict(self)
+        """The document of demo-report.json: the figures, and under `run` all that they come from."""
+        return self.figures() | {"run": asdict(self)}
 
 
 def quantile(values: list[float], share: float) -> float | None:
