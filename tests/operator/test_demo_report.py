@@ -328,7 +328,7 @@ def test_writes_both_files_and_the_json_holds_figures_and_sources(tmp_path: Path
     assert (data.name, html.name) == ("demo-report.json", "demo-report.html")
     assert document["items_done"] == 211
     assert document["reclaim_p99_s"] == 0.47
-    assert len(document["moments"]) == len(RESULT.moments)
+    assert len(document["run"]["moments"]) == len(RESULT.moments)
     assert html.read_text().startswith("<!doctype html>")
     assert sorted(path.name for path in html.parent.iterdir()) == ["demo-report.html", "demo-report.json"]
 
@@ -336,7 +336,7 @@ def test_writes_both_files_and_the_json_holds_figures_and_sources(tmp_path: Path
 def test_a_name_that_is_no_unicode_does_not_cost_the_report(tmp_path: Path) -> None:
     data, html = report.write(replace(RESULT, trace="odd \udcff name"), tmp_path)
 
-    assert json.loads(data.read_text())["trace"] == "odd \udcff name"
+    assert json.loads(data.read_text())["run"]["trace"] == "odd \udcff name"
     assert "odd ? name" in html.read_text()
 
 

@@ -115,8 +115,6 @@ def test_the_report_holds_the_promised_figures_as_numbers() -> None:
         "evictions": 3,
         "requests": 1,
         "requests_failed": 0,
-    }
-    promised |= {
         "useful_ratio": 0.7,
         "useful_ratio_without_filling": 0.35,
         "reclaim_p99_s": 0.3,

@@ -8,17 +8,17 @@ import yaml
 
 from slackwater_operator.config import Config
 
-# Some minutes of the trace with calm and busy stretches, up to a dozen streams at once.
-SLICE_START_S = 1300.0
-SLICE_LENGTH_S = 260.0
-SLICE_SPEED = 4.0
-SLICE_KEEP_EVERY = 20  # two cores cannot serve what GPUs served
+# Three minutes of the trace: calm, a rise to eight streams at once, a lull, and more rises.
+SLICE_START_S = 1670.0
+SLICE_LENGTH_S = 195.0
+SLICE_SPEED = 3.0
+SLICE_KEEP_EVERY = 16  # two cores cannot serve what GPUs served
 
 FETCHED = Path("~/.cache/slackwater/recordings")  # where `make demo` puts what it fetches
 
 SLOTS = 4
 STANDBY = SLOTS - 1  # so that every replica wakes and none starts cold
-DECODE_SLOTS = 4
+DECODE_SLOTS = 3
 PACE_FRAMES_PER_S = 43.0  # twice playback: a stream is a fixed share of a CPU, whatever the CPU
 
 
@@ -79,7 +79,7 @@ def configuration(work: Work, *, filling: bool) -> dict[str, object]:
             "tick_s": 0.25,
             "panic_s": 2,
             "stable_s": 2,
-            "down_s": 4,
+            "down_s": 3,
             "rise_quantile": 0.5,
             "lend_after_s": 0.25,
         },
