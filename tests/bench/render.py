@@ -30,12 +30,18 @@ def table(document: dict[str, Any]) -> str:
     head = ["what", "measured"] + (["held against"] if with_peer else [])
     lines = ["| " + " | ".join(head) + " |", "| --- | --: |" + (" --- |" if with_peer else "")]
     for row in rows:
-        cells = [row["what"].replace("_", " "), figure(row["value"], row["unit"])]
+        cells = [label(row["what"]), figure(row["value"], row["unit"])]
         if with_peer:
             cells.append(f"{row['peer']}: {figure(row['peer_value'], row['unit'])}" if row["peer"] else "")
         lines.append("| " + " | ".join(cells) + " |")
     source = f"`{document['command']}` on {document['machine']}; commit {document['commit']}."
     return "\n".join([*lines, "", source, ""])
+
+
+def label(what: str) -> str:
+    """A row's name in words; the unit stands with the figure."""
+    name, comma, case = what.partition(",")
+    return re.sub(r"_(s|mib)$", "", name).replace("_", " ") + comma + case
 
 
 def figure(value: float | None, unit: str) -> str:
@@ -46,7 +52,7 @@ def figure(value: float | None, unit: str) -> str:
         return f"{100 * value:.1f} %"
     if unit == "count":
         return f"{value:,.0f}"
-    return f"{value:.3g} {unit}"
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def main() -> None:
