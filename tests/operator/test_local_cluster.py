@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from slackwater_operator.cluster.local import LocalCluster
+from slackwater_operator.cluster.members import Owner
 from slackwater_operator.cluster.programs import Programs
 from slackwater_operator.cluster.slots import Slot
 from slackwater_operator.config import Config
@@ -153,7 +154,17 @@ async def test_a_job_whose_worker_ends_with_0_is_done(tmp_path: Path) -> None:
         await until(lambda: cluster.owners["job"].done)
 
         assert cluster.observe(time.monotonic()).jobs[0].open_units == 0
+        assert cluster.owners["job"].progress["items_done"] == cluster.owners["job"].progress["items_total"]
         assert not cluster.reclaims
+
+
+def test_the_count_of_items_never_passes_their_total() -> None:
+    owner = Owner(progress={"items_done": 9, "items_total": 10, "items_open": 1})
+
+    for _ in range(3):
+        owner.settle_one()
+
+    assert (owner.progress["items_done"], owner.progress["items_open"]) == (10, 0)
 
 
 async def test_an_engine_that_stands_by_holds_no_slot_and_is_woken_first(tmp_path: Path) -> None:

@@ -314,9 +314,8 @@ class LocalCluster:
         if event["event"] in ("working", "idle"):
             counts = ("items_done", "items_total", "items_open", "shards_open")
             self.owners[member.owner].progress |= {key: int(event[key]) for key in counts if event.get(key) is not None}
-        if event["event"] == "durable" and (progress := self.owners[member.owner].progress):
-            progress["items_done"] = progress.get("items_done", 0) + 1
-            progress["items_open"] = max(0, progress.get("items_open", 0) - 1)
+        if event["event"] == "durable":
+            self.owners[member.owner].settle_one()
         if member.phase is not before or event["event"] == "standby":
             self._poke()
 
@@ -394,8 +393,7 @@ class LocalCluster:
         owner = self.owners[member.owner]
         asked = member.phase is Phase.LEAVING
         if code == 0 and member.kind is Kind.CLEANING and not asked:
-            owner.done = True
-            owner.progress |= {"items_open": 0, "shards_open": 0}
+            owner.finish()
         elif code == BAD_INPUT:
             owner.broken = member.child.last_words() if member.child else "bad input"
             logger.error("not starting owner=%s again: %s", member.owner, owner.broken)

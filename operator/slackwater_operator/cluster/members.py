@@ -98,6 +98,19 @@ class Owner:
         """Whether a child may be started now."""
         return not self.broken and not self.done and now_s >= self.not_before_s
 
+    def settle_one(self) -> None:
+        """One more item is durable.  An estimate between two counts by the workers, which see all of the ledger."""
+        if "items_total" in self.progress:
+            done = min(self.progress["items_total"], self.progress.get("items_done", 0) + 1)
+            self.progress |= {"items_done": done, "items_open": self.progress["items_total"] - done}
+
+    def finish(self) -> None:
+        """The job is done: a worker found nothing left to do."""
+        self.done = True
+        self.progress |= {"items_open": 0, "shards_open": 0}
+        if "items_total" in self.progress:
+            self.progress["items_done"] = self.progress["items_total"]
+
     def failed(self, now_s: float) -> float:
         """Book a failure; returns the back-off in seconds: 1, 2, 4 … 60."""
         self.failures += 1
