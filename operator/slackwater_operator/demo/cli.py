@@ -91,7 +91,8 @@ def conclude(result: "DemoResult", output: Path, *, kept: Path | None, filling: 
     from slackwater_operator.demo import report
     from slackwater_operator.demo.verdict import verdict
 
-    result = replace(result, verdict=verdict(result, filling=filling))
+    look = f"slackwater clean status {kept}/ledgers/speech-24k" if kept else ""
+    result = replace(result, verdict=verdict(result, filling=filling), clean_command=look)
     data, page = report.write(result, output)
     console = Console()
     console.print()
@@ -102,9 +103,7 @@ def conclude(result: "DemoResult", output: Path, *, kept: Path | None, filling: 
     )
     console.print(f"The whole run as a page: {page}   as data: {data}", soft_wrap=True)
     if kept is not None:
-        console.print(
-            f"Kept in {kept}: the ledgers, e.g. slackwater clean status {kept}/ledgers/speech-24k", soft_wrap=True
-        )
+        console.print(f"Kept in {kept}: ledgers, logs and status; for instance {look}", soft_wrap=True)
     if result.verdict == "stopped by hand":
         return INTERRUPTED
     return 1 if result.verdict else 0

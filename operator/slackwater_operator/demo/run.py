@@ -26,7 +26,7 @@ from slackwater_operator.cluster.child import LAUNCHER
 from slackwater_operator.cluster.programs import SLACKWATER
 from slackwater_operator.core import PermanentError
 from slackwater_operator.demo import plan
-from slackwater_operator.demo.player import Outcome, Played, play
+from slackwater_operator.demo.player import Played, play
 from slackwater_operator.demo.result import DemoResult, Eviction, JobResult, Moment, Recording, RequestRow
 from slackwater_operator.status import StateFolder
 from slackwater_operator.traces import load_conversation, slice_trace
@@ -325,6 +325,3 @@ def ending(code: int) -> str:
 def clear(folder: Path) -> None:
     """Remove a run's folder."""
     shutil.rmtree(folder, ignore_errors=True)
-
-
-__all__ = ["Demo", "Outcome", "Progress", "clear"]
