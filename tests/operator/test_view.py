@@ -138,6 +138,17 @@ def test_plain_lines_tell_each_eviction_once() -> None:
     assert said.count("speech-24k-14 left in 0.40 s") == 1
 
 
+def test_the_load_line_shows_the_whole_run_from_its_first_moment() -> None:
+    recording = Recording()
+    for number in range(100):
+        busy = document()["traffic"] | {"in_flight": 8 if number == 0 else 0, "queued": 0}
+        recording.add(document(traffic=busy), number / 4)
+
+    said = shown(picture(Progress("traffic", 25.0, document(), recording.moments, [], 86)))
+
+    assert "requests  █▁" in said
+
+
 def test_failures_stand_in_the_live_view() -> None:
     said = shown(picture(progress(played=5, failed=2)))
 

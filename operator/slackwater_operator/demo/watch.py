@@ -84,7 +84,8 @@ def picture(progress: Progress) -> RenderableType:
     if progress.moments:
         load = [float(moment.in_flight + moment.queued) for moment in progress.moments]
         ceiling = max(*load, 1.0, *(float(moment.capacity) for moment in progress.moments))
-        spark = view.sparkline(load[:: max(1, len(load) // SPARK_WIDTH)], SPARK_WIDTH, ceiling)
+        every = -(-len(load) // SPARK_WIDTH)  # so that the whole run fits
+        spark = view.sparkline(load[::every], SPARK_WIDTH, ceiling)
         parts.append(Text.assemble(("requests  ", "bright_black"), (spark, "blue"), f" {load[-1]:.0f}"))
     if progress.document is not None:
         parts += [Text(), view.render(progress.document)]
