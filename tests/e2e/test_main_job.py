@@ -32,13 +32,14 @@ pytestmark = pytest.mark.e2e
 SLACKWATER = [sys.executable, "-m", "slackwater_operator"]
 DEADLINE_S = 120.0  # a bound on waiting, not a speed: a cold engine on a busy machine takes a while
 RATE_HZ = 16000
-NUM_RECORDINGS = 1600
+NUM_RECORDINGS = 2000
+SETTINGS = {"sample_rate_hz": 96000}  # costs a worker twice the time of the default, so that the work outlasts a test
 SENTENCE = "The water stands still for a moment before it turns. " * 3
 
 
 @pytest.fixture(scope="session")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Different noisy vowels of 1 to 2 s; enough of them that the work outlasts a test."""
+    """Different noisy vowels of 1 to 2 s."""
     folder = tmp_path_factory.mktemp("recordings")
     for number in range(NUM_RECORDINGS):
         random = np.random.default_rng(number)
@@ -93,7 +94,7 @@ class Machine:
 
 
 @contextmanager
-def machine(folder: Path, recordings: Path, ledger: Path | None = None) -> Iterator[Machine]:
+def machine(folder: Path, recordings: Path) -> Iterator[Machine]:
     port = free_port()
     config = {
         "state_dir": "state",
@@ -107,7 +108,9 @@ def machine(folder: Path, recordings: Path, ledger: Path | None = None) -> Itera
             "pace_frames_per_s": 43,
             "drain_grace_s": 20,
         },
-        "cleaning": [{"name": "job", "input": str(recordings), "output": str(ledger or "ledger"), "lease_ttl_s": 3}],
+        "cleaning": [
+            {"name": "job", "input": str(recordings), "output": "ledger", "lease_ttl_s": 3, "settings": SETTINGS},
+        ],
         "policy": {"tick_s": 0.2, "panic_s": 2, "stable_s": 2, "down_s": 4, "lend_after_s": 0.2},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -210,18 +213,8 @@ def test_a_killed_supervisor_leaves_no_process_and_a_whole_ledger(tmp_path: Path
         found = here.verify()
         assert found["items_lost"] == found["items_doubled"] == 0
         # Whoever comes next finishes the job: every item exactly once.
-        finish = [
-            *SLACKWATER,
-            "clean",
-            "run",
-            str(recordings),
-            "--output",
-            str(here.ledger),
-            "--job",
-            "job",
-            "--ttl",
-            "3",
-        ]
+        finish = [*SLACKWATER, "clean", "run", str(recordings), f"--output={here.ledger}", "--job=job", "--ttl=3"]
+        finish += [f"--set={name}={value}" for name, value in SETTINGS.items()]
         subprocess.run(finish, check=True, capture_output=True, timeout=DEADLINE_S)
         found = here.verify()
         assert (found["items_done"], found["items_open"]) == (NUM_RECORDINGS, 0)
