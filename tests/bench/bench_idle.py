@@ -1,6 +1,5 @@
 """What a machine's supervisor, gateway and engine cost while nothing changes."""
 
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,7 @@ import yaml
 from run import Row
 
 from slackwater_operator.core import PermanentError
+from slackwater_operator.demo.plan import free_port
 from slackwater_operator.status import StateFolder
 
 SETTLE_S = 10.0
@@ -21,13 +21,10 @@ MEASURE_S = 60.0
 def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         config = {
             "state_dir": "state",
             "slots": {"kind": "cpu", "count": 4},
-            "inference": {"port": port, "standby_replicas": 1},
+            "inference": {"port": free_port(), "standby_replicas": 1},
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         process = subprocess.Popen(

@@ -224,6 +224,30 @@ async def test_no_start_without_a_free_slot(tmp_path: Path) -> None:
             await act(cluster, Verb.START, "tts/cpu", Reason.TRAFFIC)
 
 
+async def test_a_worker_that_cannot_be_started_gives_its_slot_back(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path) as (cluster, _):
+        (tmp_path / "state" / "logs").rename(tmp_path / "state" / "elsewhere")  # no log can be opened
+
+        with pytest.raises(TemporaryError, match="could not be started"):
+            await act(cluster, Verb.START, "job", Reason.IDLE)
+
+        assert len(cluster.observe(time.monotonic()).nodes[0].idle_since_s) == 3
+        assert not cluster.observe(time.monotonic()).workloads
+
+
+async def test_a_standby_engine_that_cannot_be_started_is_left_for_later(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, standby=1) as (cluster, _):
+        await until(lambda: any(member.loaded for member in cluster.members.values()))
+        await act(cluster, Verb.START, "tts/cpu", Reason.FLOOR)
+        await until(lambda: phase_of(cluster, Kind.INFERENCE) == [Phase.RUNNING])
+        (tmp_path / "state" / "logs").rename(tmp_path / "state" / "elsewhere")  # no log can be opened
+
+        await cluster.tend()
+
+        assert cluster.owners["tts"].failures == 1
+        assert phase_of(cluster, Kind.INFERENCE) == [Phase.RUNNING]
+
+
 async def test_stopping_lets_workers_make_their_work_durable(tmp_path: Path) -> None:
     async with cluster_of(tmp_path) as (cluster, _):
         uid = await working(cluster)

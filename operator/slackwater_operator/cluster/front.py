@@ -50,9 +50,12 @@ class Front:
     async def tend(self, now_s: float) -> None:
         """Start it when it is not there and may be."""
         if self._child is None and self.state.may_start(now_s):
-            self._child = await Child.start(
-                "gateway", self._command, log=self._log, on_event=self._hear, on_exit=self._gone
-            )
+            try:
+                self._child = await Child.start(
+                    "gateway", self._command, log=self._log, on_event=self._hear, on_exit=self._gone
+                )
+            except OSError as error:  # too many processes or files
+                logger.warning("the gateway could not be started backoff_s=%.0f: %s", self.state.failed(now_s), error)
 
     def tell(self, members: list[Member]) -> None:
         """Name the replicas that take requests: all that serve and do not leave."""

@@ -284,21 +284,31 @@ class LocalCluster:
         loading = any(not m.loaded for m in asleep)
         if len(asleep) < wanted and not loading and not waking and self.owners[inference.name].may_start(now_s):
             member = self._new_member(Kind.INFERENCE, inference.name, None, now_s)
-            await self._run(member, self._programs.engine(standby=True), {})
+            try:
+                await self._run(member, self._programs.engine(standby=True), {})
+            except TemporaryError as error:  # no plan asked for it, so no plan need hear of it
+                logger.warning("%s", error)
 
     async def _run(self, member: Member, command: list[str], environment: dict[str, str]) -> None:
         logs = sorted(self._logs.glob("*.log"), key=lambda path: path.stat().st_mtime)
         for old in logs[:-KEPT_LOGS]:
             old.unlink(missing_ok=True)
-        member.child = await Child.start(
-            member.uid,
-            command,
-            log=self._logs / f"{member.uid}.log",
-            on_event=lambda event: self._hear(member, event),
-            on_exit=lambda code: self._gone(member, code),
-            nice=self.jobs[member.owner].nice if member.kind is Kind.CLEANING else 0,
-            environment=environment,
-        )
+        try:
+            member.child = await Child.start(
+                member.uid,
+                command,
+                log=self._logs / f"{member.uid}.log",
+                on_event=lambda event: self._hear(member, event),
+                on_exit=lambda code: self._gone(member, code),
+                nice=self.jobs[member.owner].nice if member.kind is Kind.CLEANING else 0,
+                environment=environment,
+            )
+        except OSError as error:  # too many processes or files: the slot is as free as before
+            del self.members[member.uid]
+            if member.slot is not None:
+                self._free_since[member.slot] = self._clock()
+            delay_s = self.owners[member.owner].failed(self._clock())
+            raise TemporaryError(f"{member.uid} could not be started: {error}", delay_s) from error
 
     # --- hearing ------------------------------------------------------------------------------------
 

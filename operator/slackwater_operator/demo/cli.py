@@ -50,6 +50,8 @@ def run_demo(
         with viewer as watch:
             result = asyncio.run(run(work, watch, filling=filling))
         code = conclude(result, output, kept=keep, filling=filling)
+    except asyncio.CancelledError:  # a second Ctrl-C: at once, without a report; the kernel ends the children with us
+        raise typer.Exit(INTERRUPTED) from None
     except PermanentError as error:
         raise typer.BadParameter(str(error)) from error
     finally:
