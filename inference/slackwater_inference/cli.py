@@ -1,74 +1,16 @@
-"""`slackwater engine`: serve speech from this process.
+"""`slackwater engine`: the room's command line.
 
-Owns the command line's checks; `server` owns the process's life.
+Mounts the commands; owns none.
 """
-
-import logging
-import sys
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from slackwater_inference.core import PortUnavailable
-from slackwater_inference.lifecycle import Lifecycle, listen
+from slackwater_inference.commands.serve import serve
 
 app = typer.Typer(help="The speech engine.", no_args_is_help=True, add_completion=False)
+app.command()(serve)
 
 
 @app.callback()
 def engine() -> None:
     """The speech engine."""
-
-
-@app.command()
-def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 0,
-    slots: Annotated[int, typer.Option(min=1, max=256, help="Requests that run at once.")] = 8,
-    max_queued: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429.")] = 16,
-    pace: Annotated[
-        float,
-        typer.Option(min=0, help="Frames/s that one stream may run at after its first 10; 0 = as fast as it can."),
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the seeded weights.")] = 0,
-    key: Annotated[list[str] | None, typer.Option(help="An API key that may speak; may be repeated.")] = None,
-    key_file: Annotated[Path | None, typer.Option(help="A file of API keys, one a line.")] = None,
-    standby: Annotated[bool, typer.Option(help="Load, then wait for SIGUSR1 before taking a port.")] = False,
-    supervised: Annotated[bool, typer.Option(help="Speak JSON lines with the parent process.")] = False,
-    threads: Annotated[int, typer.Option(min=1, help="Torch threads; more than 1 collapses on a busy machine.")] = 1,
-) -> None:
-    """Serve POST /v1/tts, /metrics, /healthz and /readyz."""
-    keys = [*(key or []), *(_keys_of(key_file) if key_file else [])]
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
-    # Both before torch, whose import takes seconds: a signal must be understood and a port in use be said at once.
-    lifecycle = Lifecycle(supervised=supervised)
-    try:
-        listener = None if standby else listen(host, port)
-        from slackwater_inference.server import Options, run
-
-        options = Options(
-            host=host,
-            port=port,
-            slots=slots,
-            max_queued=max_queued,
-            pace_frames_per_s=pace,
-            seed=seed,
-            keys=tuple(keys),
-            threads=threads,
-        )
-        code = run(options, lifecycle, listener)
-    except PortUnavailable as error:
-        raise typer.BadParameter(str(error)) from error
-    lifecycle.end(code)
-
-
-def _keys_of(path: Path) -> list[str]:
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"cannot read the key file {path}: {error}") from error
-    keys = [line.strip() for line in lines if line.strip()]
-    if not keys:
-        raise typer.BadParameter(f"the key file {path} has no key; write one a line, or leave the option out")
-    return keys

@@ -59,10 +59,14 @@ class EndReason(StrEnum):
 
     STOP = "stop"  # the model said im_end
     LENGTH = "length"  # the frame budget is used up
+    LOOP = "loop"  # the model repeats itself
 
 
 # One column of the model's input: the token id, then one code for each codebook (0 at text).
 Column = tuple[int, ...]
+
+# Speech as the model reads and writes it: one tuple a frame, in it one code for each codebook, semantic first.
+Codes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,43 @@ class SamplingParams:
     top_p: float = 0.7
     top_k: int = 30
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A recording to imitate: its codes, what is said in it, and the index of its speaker (`<|speaker:i|>`)."""
+
+    text: str
+    codes: Codes
+    speaker: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """References that a stream is conditioned on.
+
+    revision: hash of everything the references hold.  It is the namespace of the prefix cache, so two voices
+    can never share a cached page and a changed voice never finds its old ones.
+    """
+
+    revision: str
+    references: tuple[Reference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """How one stream is to be spoken; its text comes in parts through `SpeechStream.say`.
+
+    max_new_tokens: at most so many frames for each part of the text.  min_chunk_frames: frames before the first
+    audio; None = the engine's own.  tenant: whose request it is, part of the prefix cache's namespace.
+    """
+
+    voice: Voice | None = None
+    sampling: SamplingParams | None = None  # None: defaults, with a seed of its own
+    max_new_tokens: int | None = None
+    condition_on_previous_parts: bool = True
+    min_chunk_frames: int | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +132,7 @@ class Request:
     prompt: tuple[Column, ...]
     budget: FrameBudget
     sampling: SamplingParams
+    namespace: str = ""  # of the prefix cache: tenant and voice revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +160,14 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Audio of consecutive frames: int16 little-endian mono PCM."""
+    """Audio of consecutive frames of one part of a stream's text.
 
-    pcm: bytes
+    samples: fp32 little-endian mono in [-1, 1].   part: index of the text part (0 is the first).
+    """
+
+    samples: bytes
     num_frames: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

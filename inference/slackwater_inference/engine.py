@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slackwater_inference.batch import StepPlan
-from slackwater_inference.codec import CodecDecoder
+from slackwater_inference.codec.decoder import CodecDecoder
 from slackwater_inference.config import EngineConfig, ModelConfig
 from slackwater_inference.core import (
     BadRequest,
@@ -36,8 +36,8 @@ from slackwater_inference.core import (
 from slackwater_inference.metrics import EngineMetrics
 from slackwater_inference.model.weights import seeded_weights
 from slackwater_inference.model_runner import ModelRunner
-from slackwater_inference.prompt import encode_bytes, frame_budget, prompt_columns
 from slackwater_inference.scheduler import Limits, Scheduler
+from slackwater_inference.text.prompt import encode_bytes, frame_budget, prompt_columns
 from slackwater_inference.vocoder import CodeStream, Vocoder
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from slackwater_inference.codec import CodecDecoder, CodecState
+from slackwater_inference.codec.decoder import CodecDecoder, CodecState
 from slackwater_inference.core import Chunk
 
 _INT16_PEAK = 32767

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater_inference.codec import CodecDecoder
+from slackwater_inference.codec.decoder import CodecDecoder
 from slackwater_inference.config import tiny
 from slackwater_inference.testing import micro
 

@@ -6,10 +6,10 @@ import torch
 from slackwater_inference.core import FrameBudget, Request, SamplingParams
 from slackwater_inference.model.weights import FAST, SLOW, seeded_weights
 from slackwater_inference.model_runner import ModelRunner
-from slackwater_inference.prompt import encode_bytes, prompt_columns
 from slackwater_inference.sampler import WINDOW_FRAMES
 from slackwater_inference.scheduler import Limits, Scheduler
 from slackwater_inference.testing import micro, reference_columns
+from slackwater_inference.text.prompt import encode_bytes, prompt_columns
 
 MODEL = micro()
 

@@ -1,7 +1,7 @@
 import pytest
 
 from slackwater_inference.config import tiny
-from slackwater_inference.prompt import Part, encode_bytes, frame_budget, prompt_columns
+from slackwater_inference.text.prompt import Part, encode_bytes, frame_budget, prompt_columns
 
 MODEL = tiny()
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from slackwater_inference.codec import CodecDecoder
+from slackwater_inference.codec.decoder import CodecDecoder
 from slackwater_inference.testing import micro
 from slackwater_inference.vocoder import Vocoder
 
