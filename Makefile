@@ -54,5 +54,5 @@ test-gpu:  ## run the tests that need an NVIDIA GPU
 	$(BIN)/pytest -m gpu --record tests/gpu-results.json $(ARGS)
 
 clean:  ## remove what make made here (the cache of recordings stays)
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-report.html demo-report.json
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-report.html demo-report.json demo-speech.mp3
 	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +

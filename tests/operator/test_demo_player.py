@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from slackwater_operator.core import PermanentError
 from slackwater_operator.demo.player import (
     FRAME_S,
     WORD_FRAMES,
@@ -18,6 +19,7 @@ from slackwater_operator.demo.player import (
     expected_frames,
     judge,
     play,
+    speak_mp3,
     text_of,
 )
 
@@ -201,6 +203,19 @@ async def test_a_stream_that_ends_early_is_broken_and_no_server_is_failed() -> N
     assert (broken.outcome, broken.num_bytes) == (Outcome.BROKEN, 1044)
     assert broken.first_audio_s is not None
     assert (failed.outcome, failed.status) == (Outcome.FAILED, None)
+
+
+async def test_a_sample_is_what_the_api_streams_and_trouble_with_it_is_said_in_a_line() -> None:
+    async def whole_once(number: int, request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(reply(200, b"mp3 bytes") if number == 0 else reply(503, b"{}"))
+
+    async with serving(whole_once) as (server, url):
+        sample = await speak_mp3(url, "Still water.")
+        with pytest.raises(PermanentError, match=r"could not speak a sample as MP3: .*503"):
+            await speak_mp3(url, "Still water.")
+
+    assert sample == b"mp3 bytes"
+    assert b'"format":"mp3"' in server.requests[0].replace(b" ", b"")
 
 
 async def test_cancelling_ends_every_request_and_sends_no_more() -> None:

@@ -333,6 +333,14 @@ def test_writes_both_files_and_the_json_holds_figures_and_sources(tmp_path: Path
     assert sorted(path.name for path in html.parent.iterdir()) == ["demo-report.html", "demo-report.json"]
 
 
+def test_the_speech_is_a_file_and_a_player_on_the_page_but_not_in_the_json(tmp_path: Path) -> None:
+    data, html, speech = report.write(replace(RESULT, speech=b"\xff\xfbsound"), tmp_path)
+
+    assert (speech.name, speech.read_bytes()) == ("demo-speech.mp3", b"\xff\xfbsound")
+    assert 'src="data:audio/mpeg;base64,//tzb3VuZA=="' in html.read_text()
+    assert "speech" not in json.loads(data.read_text())["run"]
+
+
 def test_a_name_that_is_no_unicode_does_not_cost_the_report(tmp_path: Path) -> None:
     data, html = report.write(replace(RESULT, trace="odd \udcff name"), tmp_path)
 

@@ -95,15 +95,15 @@ def conclude(result: "DemoResult", output: Path, *, kept: Path | None, filling: 
 
     look = f"slackwater clean status {kept}/ledgers/speech-24k" if kept else ""
     result = replace(result, verdict=verdict(result, filling=filling), clean_command=look)
-    data, page = report.write(result, output)
+    data, page, *speech = report.write(result, output)
     console = Console()
     console.print()
     console.print(report.table(result))
     console.print()
-    console.print(
-        result.verdict or "All of it holds: nothing lost, nothing doubled, every request answered or refused honestly."
-    )
+    console.print(result.verdict or ALL_HOLDS)
     console.print(f"The whole run as a page: {page}   as data: {data}", soft_wrap=True)
+    for path in speech:
+        console.print(f"What the API streamed as MP3 after the traffic: {path}", soft_wrap=True)
     if kept is not None:
         console.print(f"Kept in {kept}: ledgers, logs and status; for instance {look}", soft_wrap=True)
     if result.verdict == "stopped by hand":

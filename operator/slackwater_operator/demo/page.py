@@ -4,6 +4,7 @@ Owns the page's order and words; `charts` draws, report.css colours.  Everything
 run is escaped here or in `charts`.  Called by `report`.
 """
 
+import base64
 from collections.abc import Iterable
 from html import escape
 from importlib import resources
@@ -37,7 +38,7 @@ USEFUL = (
     "seconds whose results were made durable, over the time of all slots. Without filling counts the same run’s "
     "speech alone, as if nobody had been lent an idle slot."
 )
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # a second lock behind the escaping
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; media-src data:"  # a second lock behind the escaping
 
 
 def render(result: DemoResult) -> str:
@@ -297,7 +298,16 @@ def _about(result: DemoResult) -> str:
         ("Started", f"{_started(result)}, {result.wall_s:,.1f} s from start to end"),
     )
     rows = "".join(f"<dt>{name}</dt><dd>{escape(words)}</dd>" for name, words in facts if words)
-    return _section("What this is", f"<dl>{rows}</dl>")
+    return _section("What this is", f"<dl>{rows}</dl>{_speech(result)}")
+
+
+def _speech(result: DemoResult) -> str:
+    """A player with the sound in it, so that the page stays one file."""
+    if not result.speech:
+        return ""
+    sound = base64.b64encode(result.speech).decode()
+    lead = "What the API streamed as MP3 when the traffic was over:"
+    return f'<p>{lead}</p><audio controls preload="metadata" src="data:audio/mpeg;base64,{sound}"></audio>'
 
 
 def _section(title: str, body: str) -> str:

@@ -19,6 +19,7 @@ FETCHED = Path("~/.cache/slackwater/recordings")  # where `make demo` puts what 
 SLOTS = 4
 STANDBY = SLOTS - 1  # so that every replica wakes and none starts cold
 DECODE_SLOTS = 3
+SAMPLE_TEXT = "Slack water is the still moment between two tides."  # spoken last, for a listener
 PACE_FRAMES_PER_S = 43.0  # twice playback: a stream is a fixed share of a CPU, whatever the CPU
 
 

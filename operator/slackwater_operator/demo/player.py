@@ -15,6 +15,8 @@ from typing import Protocol
 
 import httpx
 
+from slackwater_operator.core import PermanentError
+
 FRAMES_PER_BYTE = 0.93  # speech of English text at 21.5 frames a second
 FRAME_S = 2048 / 44100
 WAV_HEADER_BYTES = 44
@@ -176,6 +178,18 @@ async def play(
                 await asyncio.sleep(player.started_at_s + request.t_s - time.monotonic())
                 tasks.append(group.create_task(player.ask(request, text_of(request.generated_tokens, number))))
         return [task.result() for task in tasks]
+
+
+async def speak_mp3(base_url: str, text: str, *, timeout_s: float = 30.0) -> bytes:
+    """The MP3 that the API streams for `text`.  Raises PermanentError when it does not come whole."""
+    async with httpx.AsyncClient(base_url=base_url, timeout=timeout_s, trust_env=False) as client:
+        try:
+            response = await client.post("/v1/tts", json={"text": text, "format": "mp3"})
+        except httpx.TransportError as error:
+            raise PermanentError(f"the API could not speak a sample as MP3: {error or type(error).__name__}") from error
+        if response.status_code != 200:
+            raise PermanentError(f"the API could not speak a sample as MP3: it answered {response.status_code}")
+        return response.content
 
 
 def text_of(frames: int, number: int) -> str:

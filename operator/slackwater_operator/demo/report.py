@@ -1,4 +1,4 @@
-"""What a demo run leaves behind: demo-report.json, demo-report.html and one table in the terminal.
+"""What a demo run leaves behind: demo-report.json, demo-report.html, demo-speech.mp3 and a table in the terminal.
 
 Owns writing the files and the table's rows; `page` owns the page, `wording` the words.  Called by
 the demo when its run is over.
@@ -18,12 +18,13 @@ from slackwater_operator.demo.result import DemoResult
 
 JSON_NAME = "demo-report.json"
 HTML_NAME = "demo-report.html"
+SPEECH_NAME = "demo-speech.mp3"
 
 
-def write(result: DemoResult, folder: Path) -> tuple[Path, Path]:
-    """Write both files into `folder`, made if absent; returns their paths, JSON first.
+def write(result: DemoResult, folder: Path) -> list[Path]:
+    """Write the files into `folder`, made if absent; returns their paths: JSON, HTML and the speech, if there is any.
 
-    An older pair stays whole until both new files are on disk.
+    Older files stay whole until all new ones are on disk.
     Raises PermanentError when they cannot be written.
     """
     documents = {
@@ -31,6 +32,8 @@ def write(result: DemoResult, folder: Path) -> tuple[Path, Path]:
         # A name with undecodable bytes becomes a "?" on the page; the JSON keeps it, escaped.
         folder / HTML_NAME: page.render(result).encode("utf-8", "replace"),
     }
+    if result.speech:
+        documents[folder / SPEECH_NAME] = result.speech
     temporaries = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in documents}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +53,7 @@ def write(result: DemoResult, folder: Path) -> tuple[Path, Path]:
         if folder.is_dir():
             for temporary in temporaries.values():
                 temporary.unlink(missing_ok=True)
-    return folder / JSON_NAME, folder / HTML_NAME
+    return list(documents)
 
 
 def table(result: DemoResult) -> RenderableType:

@@ -83,6 +83,7 @@ class DemoResult:
     requests: tuple[RequestRow, ...]
     evictions: tuple[Eviction, ...]
     clean_command: str = ""  # how to look at the ledgers, if they were kept
+    speech: bytes = b""  # an MP3 that the API streamed after the traffic, for a listener; b"" = there is none
 
     def figures(self) -> dict[str, Any]:
         """The figures that the report, the table and the bench quote."""
@@ -116,7 +117,9 @@ class DemoResult:
 
     def as_json(self) -> dict[str, Any]:
         """The document of demo-report.json: the figures, and under `run` all that they come from."""
-        return self.figures() | {"run": asdict(self)}
+        run = asdict(self)
+        del run["speech"]  # a file of its own
+        return self.figures() | {"run": run}
 
 
 def quantile(values: list[float], share: float) -> float | None:

@@ -26,7 +26,7 @@ from slackwater_operator.cluster.child import LAUNCHER
 from slackwater_operator.cluster.programs import SLACKWATER
 from slackwater_operator.core import PermanentError
 from slackwater_operator.demo import plan
-from slackwater_operator.demo.player import Played, play
+from slackwater_operator.demo.player import Played, play, speak_mp3
 from slackwater_operator.demo.result import DemoResult, Eviction, JobResult, Moment, Recording, RequestRow
 from slackwater_operator.status import StateFolder
 from slackwater_operator.traces import load_conversation, slice_trace
@@ -101,6 +101,7 @@ class Demo:
         self._traffic_s: float | None = None  # when the traffic began
         self._newest: dict[str, Any] | None = None
         self._books: list[dict[str, Any]] = []  # the accounts when the traffic began, and when it ended
+        self._speech = b""
         self._burst: list[float] = []  # moments at which more than one replica was needed
         self._supervisor: asyncio.subprocess.Process | None = None
         self._interrupted = False
@@ -205,6 +206,7 @@ class Demo:
             self._close_books()
             self._stage = "quiet again"
             end_s = time.monotonic() + QUIET_TAIL_S
+            self._speech = await speak_mp3(self._work.url, plan.SAMPLE_TEXT)
             while time.monotonic() < end_s:
                 self._check_supervisor()
                 await asyncio.sleep(SAMPLE_S)
@@ -287,6 +289,7 @@ class Demo:
                 for event in events
                 if event["event"] == "reclaim"
             ),
+            speech=self._speech,
         )
 
     def _row(self, played: Played) -> RequestRow:
