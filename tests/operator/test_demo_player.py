@@ -207,7 +207,7 @@ async def test_a_stream_that_ends_early_is_broken_and_no_server_is_failed() -> N
 
 async def test_a_sample_is_what_the_api_streams_and_trouble_with_it_is_said_in_a_line() -> None:
     async def whole_once(number: int, request: bytes, writer: asyncio.StreamWriter) -> None:
-        writer.write(reply(200, b"mp3 bytes") if number == 0 else reply(503, b"{}"))
+        writer.write(reply(200, b"mp3 bytes") if number == 1 else reply(503, b"{}"))
 
     async with serving(whole_once) as (server, url):
         sample = await speak_mp3(url, "Still water.")
