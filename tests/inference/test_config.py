@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from slackwater_inference.config import CodecConfig, EngineConfig, ModelConfig, tiny
+from slackwater_inference.config import EngineConfig, ModelConfig, tiny
 
 
 def changed(**fields):
@@ -24,11 +24,8 @@ def test_the_tiny_preset_has_the_published_frame_rate_and_exercises_every_rule()
     [
         pytest.param({"semantic_begin_id": 700}, "past the vocabulary of 776", id="ids past the vocabulary"),
         pytest.param({"num_codebooks": 9}, "must hold 9 codebooks", id="more codebooks than fast positions"),
-        pytest.param(
-            {"audio_decoder_config": {**tiny().audio_decoder_config.model_dump(), "dim": 64}},
-            "no project_in",
-            id="unequal widths",
-        ),
+        pytest.param({"voice_id": 776}, "voice_id 776 must be in the vocabulary", id="an id past the vocabulary"),
+        pytest.param({"im_end_id": 300}, "im_end_id 300 must be .* no semantic id", id="a stop that is a code"),
         pytest.param(
             {"text_config": {**tiny().text_config.model_dump(), "n_local_heads": 3}}, "multiple", id="uneven heads"
         ),
@@ -46,11 +43,6 @@ def test_qk_norm_must_be_said_for_each_part():
 
     with pytest.raises(ValidationError, match="attention_qk_norm"):
         changed(audio_decoder_config=config)
-
-
-def test_a_codec_needs_channels_for_each_rate():
-    with pytest.raises(ValidationError, match="3 entries for 2 rates"):
-        CodecConfig(residual_codebook_size=8, latent_dim=8, rates=(4, 4), channels=(8, 4))
 
 
 @pytest.mark.parametrize("slots", [1, 4, 8])

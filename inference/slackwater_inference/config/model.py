@@ -23,8 +23,8 @@ class TransformerConfig(Settings):
     intermediate_size: int = Positive
     max_seq_len: int = Positive
     attention_qk_norm: bool  # no default: S2 has it in the slow part only, and a wrong guess still makes sound
-    rope_base: float = 1_000_000.0
-    norm_eps: float = 1e-6
+    rope_base: float = Field(default=1_000_000.0, gt=0, allow_inf_nan=False)
+    norm_eps: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _heads_share_evenly(self) -> Self:
@@ -67,16 +67,23 @@ class ModelConfig(Settings):
         """Rows of one input column: the id and one code a codebook (the window's cw)."""
         return self.num_codebooks + 1
 
+    @property
+    def has_project_in(self) -> bool:
+        """True if the slow hidden state must be brought to the fast part's width."""
+        return self.text_config.dim != self.audio_decoder_config.dim
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         slow, fast = self.text_config, self.audio_decoder_config
-        if slow.dim != fast.dim:
-            raise ValueError(f"dim of both transformers must be equal (no project_in), got {slow.dim} and {fast.dim}")
         if fast.max_seq_len < self.num_codebooks:
             raise ValueError(f"fast max_seq_len {fast.max_seq_len} must hold {self.num_codebooks} codebooks")
         if self.semantic_begin_id + self.num_semantic > slow.vocab_size:
             end = self.semantic_begin_id + self.num_semantic
             raise ValueError(f"semantic ids end at {end}, past the vocabulary of {slow.vocab_size}")
+        for name in ("im_start_id", "im_end_id", "voice_id"):
+            special_id = getattr(self, name)
+            if special_id >= slow.vocab_size or 0 <= special_id - self.semantic_begin_id < self.num_semantic:
+                raise ValueError(f"{name} {special_id} must be in the vocabulary and no semantic id")
         if self.codec.residual_codebook_size > fast.vocab_size:
             raise ValueError("residual_codebook_size is larger than the fast vocabulary")
         return self

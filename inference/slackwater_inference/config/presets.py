@@ -1,7 +1,24 @@
 """The embedded voices' dimensions.  Called where a model is chosen by name."""
 
-from slackwater_inference.config.codec import CodecConfig
+from slackwater_inference.config.codec import CodecConfig, CodecTransformerConfig
 from slackwater_inference.config.model import ModelConfig, TransformerConfig
+
+
+def tiny_codec() -> CodecConfig:
+    """The codec of `tiny`: every part of the published one in miniature, at its rates in time."""
+    module = CodecTransformerConfig(n_layer=1, n_head=2, head_dim=16, intermediate_size=64, window_size=32)
+    return CodecConfig(
+        latent_dim=32,
+        encoder_dim=2,
+        encoder_rates=(4, 8, 8, 2),
+        encoder_transformers=(None, None, None, module),
+        pre_module=module,
+        post_module=module,
+        residual_codebook_size=128,
+        decoder_dim=32,
+        decoder_rates=(2, 8, 8, 4),
+        dilations=(1, 3),
+    )
 
 
 def tiny() -> ModelConfig:
@@ -30,9 +47,7 @@ def tiny() -> ModelConfig:
             max_seq_len=5,
             attention_qk_norm=False,
         ),
-        codec=CodecConfig(
-            residual_codebook_size=128, latent_dim=32, rates=(8, 8, 8, 4), channels=(32, 32, 16, 4, 2), dilations=(1,)
-        ),
+        codec=tiny_codec(),
         num_codebooks=4,
         im_start_id=256,
         im_end_id=257,

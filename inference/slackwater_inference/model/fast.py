@@ -19,6 +19,10 @@ class FastTransformer:
     def __init__(self, weights: Weights, model: ModelConfig, max_batch: int) -> None:
         config = model.audio_decoder_config
         self._eps = config.norm_eps
+        # Parts of equal width need no projection.
+        self._project_in = (
+            (weights[f"{FAST}project_in.weight"], weights[f"{FAST}project_in.bias"]) if model.has_project_in else None
+        )
         self._embeddings = weights[f"{FAST}embeddings.weight"]
         self._layers = layers_of(weights, FAST, config)
         self._norm = weights[f"{FAST}norm.weight"]
@@ -31,9 +35,11 @@ class FastTransformer:
     def first_logits(self, hidden: Tensor, semantic: Tensor) -> Tensor:
         """Logits of residual codebook 1, after positions 0 (the slow hidden state) and 1 (the semantic code).
 
-        hidden: [b, dim].   semantic: int64 [b], codes.   Returns fp32 [b, residual_codebook_size].
+        hidden: [b, slow dim].   semantic: int64 [b], codes.   Returns fp32 [b, residual_codebook_size].
         Both inputs are known at once, so they go in one pass.
         """
+        if self._project_in is not None:
+            hidden = F.linear(hidden, *self._project_in)
         x = torch.stack((hidden, F.embedding(semantic, self._embeddings)), dim=1)  # [b, 2, dim]
         return self._forward(x, start=0)
 

@@ -14,14 +14,22 @@ from slackwater_inference.model.weights import Weights
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise the last dimension in fp32; the result has x's dtype."""
+    """Normalise the last dimension in fp32, round to x's dtype, then scale: the published model's order."""
+    if x.dtype is torch.float32:  # nothing to round, so one operation
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return F.rms_norm(x.float(), (x.shape[-1],), eps=eps).to(x.dtype) * weight
+
+
+def head_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norm of queries and keys, which the published model rounds once, after the scale."""
     return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(x.dtype)
 
 
 def rope_table(config: TransformerConfig) -> Tensor:
     """complex64 [max_seq_len, head_dim / 2]: cos + i sin, both rounded to bf16 as the model was trained with."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), config.rope_base**-exponents)
+    # One over the power, not a negative power: at position 30,000 the last bit of a frequency is seen in bf16.
+    angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), 1.0 / config.rope_base**exponents)
     return torch.complex(angles.cos().bfloat16().float(), angles.sin().bfloat16().float())
 
 
@@ -57,8 +65,8 @@ class Layer:
         heads = F.linear(normed, self.wqkv).view(*x.shape[:-1], -1, c.head_dim)  # [b, n, q + k + v heads, head_dim]
         q, k, v = torch.split(heads, [c.n_head, c.n_local_heads, c.n_local_heads], dim=2)
         if self.q_norm is not None and self.k_norm is not None:
-            q = rms_norm(q, self.q_norm, c.norm_eps)
-            k = rms_norm(k, self.k_norm, c.norm_eps)
+            q = head_norm(q, self.q_norm, c.norm_eps)
+            k = head_norm(k, self.k_norm, c.norm_eps)
         return rotate(q, turns), rotate(k, turns), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

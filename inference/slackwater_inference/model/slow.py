@@ -43,7 +43,7 @@ class SlowTransformer:
         self._rope = rope_table(config)
         self._semantic_begin, self._num_semantic = model.semantic_begin_id, model.num_semantic
         self._code_offsets = torch.arange(model.num_codebooks) * model.num_semantic
-        self._code_scale = float(model.column_width) ** -0.5
+        self._code_scale = float(model.column_width) ** 0.5
         # Only semantic ids and im_end can be sampled, so only their rows of the tied head are kept.
         semantic = torch.arange(model.semantic_begin_id, model.semantic_begin_id + model.num_semantic)
         self.head_ids = torch.cat((semantic, torch.tensor([model.im_end_id])))
@@ -59,7 +59,7 @@ class SlowTransformer:
         tokens = F.embedding(ids, self._embeddings)
         summed = tokens + F.embedding(codes + self._code_offsets, self._codebook_embeddings).sum(dim=-2)
         is_semantic = (ids >= self._semantic_begin) & (ids < self._semantic_begin + self._num_semantic)
-        return torch.where(is_semantic[..., None], summed * self._code_scale, tokens)
+        return torch.where(is_semantic[..., None], summed / self._code_scale, tokens)
 
     def forward(self, columns: Tensor, batch: PagedBatch, cache: Tensor) -> Tensor:
         """Hidden states after the final norm, [b, n, dim]; keys and values go into `cache`.

@@ -1,0 +1,91 @@
+"""Fish's `config.json` of an S2 voice, as it lies in a checkpoint folder.
+
+Owns which of its keys we read, which values we refuse, and what a missing one means.  Keys that change nothing at
+inference (dropout, checkpointing, initialisers) are not read.  Called by `folder`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slackwater_inference.config.model import TransformerConfig
+
+_Dim = Annotated[int, Field(gt=0)]
+_Id = Annotated[int, Field(ge=0)]
+_No = Literal[False, None]
+
+
+class _Published(BaseModel):
+    # The file is not ours: a key that we do not know is the writer's business.
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class _Transformer(_Published):
+    """What neither transformer may have: the published voices have none of it, so no test covers it."""
+
+    vocab_size: _Dim
+    n_layer: Annotated[int, Field(gt=0, le=1024)]
+    attention_qkv_bias: _No = None
+    attention_o_bias: _No = None
+    use_moe: _No = None
+
+
+class _Text(_Transformer):
+    """The slow part.  Every dimension must be there: a default that is wrong would still make sound."""
+
+    dim: _Dim
+    n_head: _Dim
+    n_local_heads: _Dim
+    head_dim: _Dim
+    intermediate_size: _Dim
+    max_seq_len: _Dim
+    attention_qk_norm: bool
+    rope_base: float
+    norm_eps: float
+    tie_word_embeddings: Literal[True] = True  # the head is the embedding table
+
+
+class _AudioDecoder(_Transformer):
+    """The fast part.  None, or a missing key, takes the slow part's value, as in the published loader.
+
+    But `attention_qk_norm` must be there: S2 has it in the slow part only, so a missing key would silently become
+    true.  A null there is a statement, and is taken as the published loader takes it.
+    """
+
+    num_codebooks: Annotated[int, Field(ge=2)]
+    dim: _Dim | None = None
+    n_head: _Dim | None = None
+    n_local_heads: _Dim | None = None
+    head_dim: _Dim | None = None
+    intermediate_size: _Dim | None = None
+    attention_qk_norm: bool | None
+    rope_base: float | None = None
+    norm_eps: float | None = None
+    max_seq_len: _Dim | None = None  # None: num_codebooks + 1
+    text_dim: _Dim | None = None  # width of the slow hidden state; None: text_config.dim
+    tie_word_embeddings: _No = None  # it has a head of its own
+
+
+class PublishedConfig(_Published):
+    """The whole file.  The ids are claims, to be held against the tokenizer's."""
+
+    model_type: Literal["fish_qwen3_omni"]
+    text_config: _Text
+    audio_decoder_config: _AudioDecoder
+    eos_token_id: _Id | None = None
+    pad_token_id: _Id | None = None
+    audio_pad_token_id: _Id | None = None
+    semantic_start_token_id: _Id | None = None
+    semantic_end_token_id: _Id | None = None
+
+    def slow(self) -> TransformerConfig:
+        """The slow part's dimensions."""
+        return TransformerConfig.model_validate(
+            self.text_config.model_dump(include=set(TransformerConfig.model_fields))
+        )
+
+    def fast(self) -> TransformerConfig:
+        """The fast part's dimensions, with the slow part's where it has none of its own."""
+        own = self.audio_decoder_config.model_dump(include=set(TransformerConfig.model_fields), exclude_none=True)
+        fallback = self.slow().model_dump() | {"max_seq_len": self.audio_decoder_config.num_codebooks + 1}
+        return TransformerConfig.model_validate(fallback | own)
