@@ -106,6 +106,7 @@ class Speech:
 
     max_new_tokens: at most so many frames for each part of the text.  min_chunk_frames: frames before the first
     audio; None = the engine's own.  tenant: whose request it is, part of the prefix cache's namespace.
+    tier: the caller's, a label of metrics (`metrics.TIERS`).
     """
 
     voice: Voice | None = None
@@ -114,6 +115,7 @@ class Speech:
     condition_on_previous_parts: bool = True
     min_chunk_frames: int | None = None
     tenant: str = ""
+    tier: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class FrameBudget:
     """How long a text may get, in frames."""
 
     expected_frames: int
-    max_frames: int  # the sequence ends here at the latest; its KV blocks are reserved up to here
+    max_frames: int  # the sequence ends here at the latest; 0 = only the prompt is wanted, for others to share
 
 
 @dataclass(frozen=True, slots=True)

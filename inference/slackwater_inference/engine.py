@@ -1,144 +1,73 @@
-"""The engine: requests in, streams of audio out.
+"""The engine: texts in, streams of audio out.
 
-Owns the step loop, in a thread of its own, and each request's stream from arrival to its end.  Does not
-own who runs (scheduler), the arithmetic (model runner, vocoder) or HTTP (api).  Called from one asyncio
-event loop; every public method may be called while a step is running.
+Owns the step loop, in a thread of its own, the lock, and the engine's stages.  Does not own what a stream says
+(jobs), who runs (scheduler), the arithmetic (model runner, vocoder) or HTTP (api).  Called from one asyncio event
+loop; every public method may be called while a step is running.
 
-    submit -> scheduler.add | plan -> runner.step -> commit -> vocoder -> AudioStream   (abort at any point)
+    open, say -> scheduler.add | plan -> runner.step -> commit -> vocoder -> SpeechStream   (close at any point)
 """
 
-import asyncio
 import itertools
 import logging
-import math
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from slackwater_inference.batch import StepPlan
-from slackwater_inference.codec.decoder import CodecDecoder
-from slackwater_inference.config import EngineConfig, ModelConfig
+from slackwater_inference.checkpoint import Loaded
+from slackwater_inference.codec.codec import Codec
+from slackwater_inference.config import EngineConfig
 from slackwater_inference.core import (
     BadRequest,
-    Chunk,
     Draining,
     EngineError,
     EngineFailed,
     EngineStatus,
-    QueueFull,
-    Request,
     SamplingParams,
+    Speech,
     Stage,
     StepResult,
 )
+from slackwater_inference.jobs import MAX_SEED, Job, Jobs, smoothed
 from slackwater_inference.metrics import EngineMetrics
-from slackwater_inference.model.weights import seeded_weights
 from slackwater_inference.model_runner import ModelRunner
 from slackwater_inference.scheduler import Limits, Scheduler
-from slackwater_inference.text.prompt import encode_bytes, frame_budget, prompt_columns
-from slackwater_inference.vocoder import CodeStream, Vocoder
+from slackwater_inference.stream import SpeechStream
+from slackwater_inference.vocoder import Vocoder
 
 logger = logging.getLogger(__name__)
 
-_SMOOTHING = 0.1  # weight of the newest value in the running means
-_MAX_RETRY_AFTER_S = 60
 _CHECK_EVERY_STEPS = 256
-
-
-class AudioStream:
-    """One request's audio, as an async iterator of `Chunk`; ends cleanly or raises an EngineError.
-
-    Whoever holds it must `close` it, also when it was not read to its end: that frees the slot.
-    """
-
-    def __init__(self, request_id: str, on_close: Callable[[str], None]) -> None:
-        self.request_id = request_id
-        self._on_close = on_close
-        self._loop = asyncio.get_running_loop()
-        # Unbounded here, but a request's frame budget bounds what can ever be put in.
-        self._items: asyncio.Queue[Chunk | EngineError | None] = asyncio.Queue()
-
-    def __aiter__(self) -> "AudioStream":
-        return self
-
-    async def __anext__(self) -> Chunk:
-        item = await self._items.get()
-        if isinstance(item, Chunk):
-            return item
-        self._items.put_nowait(item)  # the end stays the end for a second reader
-        if item is None:
-            raise StopAsyncIteration
-        raise item
-
-    def close(self) -> None:
-        """Stop the request if it still runs.  May be called twice."""
-        self._on_close(self.request_id)
-
-    def put(self, item: Chunk | EngineError | None) -> None:
-        """Hand over an item from the engine's thread; None is the clean end."""
-        # A loop that is closed has no reader left.
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """What the engine knows of an open request."""
-
-    stream: AudioStream
-    codes: CodeStream
-    submitted_s: float
-    admitted_s: float | None = None
-    first_audio_s: float | None = None
-
-    @property
-    def phase(self) -> str:
-        """What the request waits for, as `tts_client_aborts_total` calls it."""
-        if self.admitted_s is None:
-            return "queued"
-        return "first_audio" if self.first_audio_s is None else "streaming"
 
 
 class Engine:
     """One model, its scheduler and its step loop."""
 
-    def __init__(self, config: EngineConfig, model: ModelConfig) -> None:
+    def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         """Build everything in host memory; no thread runs before `start`."""
-        began_s = time.perf_counter()
         self.config = config
-        self.model = model
+        self.model = model = loaded.config
         self.metrics = EngineMetrics(model.name, config.max_running_requests)
-        num_kv_blocks = config.kv_blocks(model)
-        self._scheduler = Scheduler(
-            Limits(
-                max_running_requests=config.max_running_requests,
-                max_queued=config.max_queued,
-                block_size=config.block_size,
-                num_kv_blocks=num_kv_blocks,
-                max_prefill_tokens=config.max_prefill_tokens,
-                pace_frames_per_s=config.pace_frames_per_s,
-                burst_frames=config.burst_frames,
-            )
-        )
+        self.codec = Codec(model.codec, model.num_codebooks, model.num_semantic, loaded.codec_weights)
+        self._scheduler = Scheduler(Limits.of(config, model))
+        self._jobs = Jobs(config, model, loaded.tokenizer, self._scheduler, self.metrics)
         self._runner = ModelRunner(
             model,
-            seeded_weights(model, config.seed),
+            loaded.weights,
             max_running_requests=config.max_running_requests,
-            num_kv_blocks=num_kv_blocks,
+            num_kv_blocks=self._scheduler.limits.num_kv_blocks,
             block_size=config.block_size,
         )
         self._vocoder = Vocoder(
-            CodecDecoder(model.codec, model.num_codebooks, model.num_semantic, config.seed),
+            self.codec,
             min_chunk_frames=config.min_chunk_frames,
             max_chunk_frames=config.max_chunk_frames,
             low_buffer_frames=config.low_buffer_frames,
-            max_batch_frames=config.max_vocoder_frames,
+            max_frames=config.max_vocoder_frames,
         )
         # Guards the scheduler, the jobs and the stage.  Never held while the model computes.
         self._changed = threading.Condition()
-        self._jobs: dict[str, _Job] = {}
+        self._unclosed: set[str] = set()
         self._stage = Stage.STARTING
         self._is_stopping = False
         self._ids = itertools.count()
@@ -146,23 +75,29 @@ class Engine:
         self._frames_total = 0
         self._num_steps = 0
         self._step_s: float | None = None
-        self._service_s: float | None = None
-        self.metrics.model_load_seconds.observe(time.perf_counter() - began_s)
+        self.metrics.watch_queue_age(self._queue_age_s)
 
     def warm_up(self) -> None:
         """Speak a word to nobody before `start`, so that the first listener does not wait for torch's lazy set-up."""
-        stream = self._vocoder.open()
-        self._scheduler.add(self._request("warm", 0.7, 0.7, None, seed=0))
+        codes = self._vocoder.open()
+        codes.begin_part(0, time.monotonic())
+        self._scheduler.add(self._jobs.request("warm", "warm", Speech(), SamplingParams()))
         while plan := self._scheduler.plan(time.monotonic()):
             result = self._runner.step(plan)
             ended = self._scheduler.commit(plan, result.frames, time.monotonic())
-            stream.pending += [frame.codes for frame in result.frames if not frame.is_end]
-            stream.has_ended = bool(ended)
-            for _ in self._vocoder.run([stream], time.monotonic()):
+            for frame in result.frames:
+                if not frame.is_end:
+                    codes.put(frame.codes)
+            if ended:
+                codes.end_part()
+            for _ in self._vocoder.run([codes], time.monotonic()):
+                pass
+        while codes.num_pending:
+            for _ in self._vocoder.run([codes], time.monotonic()):
                 pass
 
     def start(self) -> None:
-        """Start the step loop; requests are taken from now on."""
+        """Start the step loop; streams are opened from now on."""
         with self._changed:
             self._stage = Stage.READY
         self._thread.start()
@@ -173,7 +108,7 @@ class Engine:
             self._stage = Stage.STANDBY
 
     def drain(self) -> None:
-        """Take nothing new; what was accepted is finished.  See `status` for when that is done."""
+        """Open no new stream; those that are open go on until their callers end them.  See `is_idle`."""
         with self._changed:
             if self._stage is Stage.READY:
                 self._stage = Stage.DRAINING
@@ -189,9 +124,9 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """True when no accepted request is unfinished."""
+        """True when every stream was closed by its caller, who may still be sending the last of its audio before."""
         with self._changed:
-            return not self._jobs
+            return not self._unclosed
 
     def status(self) -> EngineStatus:
         """The engine now."""
@@ -206,42 +141,30 @@ class Engine:
                 kv_used_ratio=self._scheduler.kv_used_ratio,
             )
 
-    def submit(
-        self,
-        text: str,
-        *,
-        temperature: float = 0.7,
-        top_p: float = 0.7,
-        max_new_tokens: int | None = None,
-        seed: int | None = None,
-    ) -> AudioStream:
-        """Take a request; call it on the event loop that will read the stream.
+    def open(self, speech: Speech, *, hold_prefix: bool = False) -> SpeechStream:
+        """Open a stream; call it on the event loop that will read it.  It takes a place once something is said.
 
-        max_new_tokens: at most so many frames.   seed: None draws one.
-        Raises BadRequest (empty or too long text), QueueFull, Draining or EngineFailed.
+        hold_prefix: compute what every prompt of its voice begins with now, and keep that while the stream is open.
+        Raises Draining, EngineFailed, or BadRequest for a voice that the model cannot read.
         """
-        request = self._request(text, temperature, top_p, max_new_tokens, seed)
-        stream = AudioStream(request.request_id, self._close)
-        job = _Job(stream, self._vocoder.open(), time.monotonic())
+        stream = SpeechStream(f"r{next(self._ids)}", self)
+        sampling = speech.sampling or SamplingParams(seed=secrets.randbelow(MAX_SEED))
+        job = Job(stream, speech, sampling, self._vocoder.open(speech.min_chunk_frames), time.monotonic())
         with self._changed:
             if self._stage is Stage.FAILED:
                 raise EngineFailed("the engine has failed and is being restarted")
             if self._stage is not Stage.READY:
                 self.metrics.count_rejected("draining")
                 raise Draining(f"the engine is {self._stage}; ask another replica")
-            try:
-                self._scheduler.add(request)
-            except QueueFull as full:
-                self.metrics.count_rejected("queue_full")
-                raise QueueFull(str(full), retry_after_s=self._retry_after_s(request)) from full
-            self._jobs[request.request_id] = job
-            self._note_load()
+            self._jobs.add(job, hold_prefix=hold_prefix)
+            self._unclosed.add(stream.request_id)
             self._changed.notify()
         return stream
 
-    def _request(
-        self, text: str, temperature: float, top_p: float, max_new_tokens: int | None, seed: int | None
-    ) -> Request:
+    # What a SpeechStream asks for; each is described there.
+
+    def say_part(self, stream: SpeechStream, text: str) -> int:
+        """See SpeechStream.say."""
         if not text.strip():
             raise BadRequest("text is empty; send at least one character to speak")
         num_bytes = len(text.encode())
@@ -250,38 +173,54 @@ class Engine:
             raise BadRequest(
                 f"text must be at most {self.config.max_text_bytes} UTF-8 bytes, got {num_bytes}; send it in parts"
             )
-        prompt = prompt_columns(text, self.model, encode_bytes)
-        budget = frame_budget(text, len(encode_bytes(text)), max_new_tokens, self.model)
-        longest = self.model.text_config.max_seq_len
-        if len(prompt) + budget.max_frames > longest:
-            self.metrics.count_rejected("too_long")
-            raise BadRequest(
-                f"text and its audio need {len(prompt) + budget.max_frames} positions, the model has {longest}; "
-                "send it in parts"
-            )
-        sampling = SamplingParams(temperature, top_p, seed=secrets.randbits(62) if seed is None else seed)
-        return Request(f"r{next(self._ids)}", prompt, budget, sampling)
-
-    def _retry_after_s(self, request: Request) -> int:
-        """Whole seconds until the queue has moved on by its own length, at the measured service rate."""
-        service_s = self._service_s
-        if service_s is None:  # nothing has finished yet: what this request would take
-            service_s = request.budget.expected_frames * (self._step_s or 0.0)
-            if self.config.pace_frames_per_s:
-                service_s = max(service_s, request.budget.expected_frames / self.config.pace_frames_per_s)
-        ahead = self._scheduler.num_waiting + 1
-        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(ahead * service_s / self.config.max_running_requests)))
-
-    def _close(self, request_id: str) -> None:
         with self._changed:
-            job = self._jobs.pop(request_id, None)
+            job = self._jobs.of(stream)
+            if job is None or job.has_ended:
+                raise stream.error or ValueError("say must come before end and close")
+            index = self._jobs.say(job, text, self._step_s)
+            self._note_load()
+            self._changed.notify()
+            return index
+
+    def end_parts(self, stream: SpeechStream) -> None:
+        """See SpeechStream.end."""
+        with self._changed:
+            job = self._jobs.of(stream)
+            if job is not None:
+                self._jobs.end(job)
+
+    def close_stream(self, stream: SpeechStream) -> None:
+        """See SpeechStream.close."""
+        with self._changed:
+            self._unclosed.discard(stream.request_id)
+            job = self._jobs.of(stream)
             if job is None:
                 return  # it had ended
-            self._scheduler.abort(request_id)
+            self._jobs.forget(job)
             self._note_load()
             self._changed.notify()  # its slot may be someone's
-        self.metrics.count_abort(job.phase)
-        logger.info("aborting request=%s phase=%s", request_id, job.phase)
+        if not job.has_spoken or not job.has_ended:
+            self.metrics.count_abort(job.phase)
+            logger.info("closing request=%s phase=%s", stream.request_id, job.phase)
+
+    def note_read(self, stream: SpeechStream, num_frames: int) -> None:
+        """The caller took `num_frames` frames of audio; a part that waited for that begins."""
+        with self._changed:
+            job = self._jobs.of(stream)
+            if job is not None:
+                self._jobs.note_read(job, num_frames)
+                self._changed.notify()
+
+    def _queue_age_s(self) -> float:
+        with self._changed:
+            return self._jobs.oldest_wait_s()
+
+    def _note_load(self) -> None:
+        self.metrics.requests_running.set(self._scheduler.num_running)
+        self.metrics.requests_waiting.set(self._scheduler.num_waiting)
+        self.metrics.kv_used_ratio.set(self._scheduler.kv_used_ratio)
+
+    # In the engine's thread.
 
     def _run(self) -> None:
         has_stopped = False
@@ -300,8 +239,8 @@ class Engine:
         plan = self._next_plan()
         if plan is None:
             return False
-        result = self._runner.step(plan)
-        self._take(plan, result)
+        if plan:
+            self._take(plan, self._runner.step(plan))
         self._voice()
         self._num_steps += 1
         if self._num_steps % _CHECK_EVERY_STEPS == 0:
@@ -310,91 +249,55 @@ class Engine:
         return True
 
     def _next_plan(self) -> StepPlan | None:
-        """Wait until there is something to compute; None when the loop is to end."""
+        """Wait until there is something to compute, which may be audio only; None when the loop is to end."""
         with self._changed:
             while not self._is_stopping:
                 now_s = time.monotonic()
                 plan = self._scheduler.plan(now_s)
-                for chunk in plan.prefill:
-                    job = self._jobs[chunk.sequence.request.request_id]
-                    if job.admitted_s is None:
-                        job.admitted_s = now_s
-                        self.metrics.queue_seconds.observe(now_s - job.submitted_s)
-                if plan:
+                due_s = self._vocoder.next_due_s(self._jobs.by_codes, now_s)
+                if plan or (due_s is not None and due_s <= now_s):
+                    self._jobs.note_admitted(plan, now_s)
                     self._note_load()
                     return plan
-                self._changed.wait(None if plan.wake_at_s is None else max(0.0, plan.wake_at_s - now_s))
+                wake_s = min((at_s for at_s in (plan.wake_at_s, due_s) if at_s is not None), default=None)
+                self._changed.wait(None if wake_s is None else max(0.0, wake_s - now_s))
             return None
 
     def _take(self, plan: StepPlan, result: StepResult) -> None:
-        """Note a step's frames; those of requests that went away meanwhile are dropped."""
+        """Note a step's frames; those of streams that went away meanwhile are dropped."""
         now_s = time.monotonic()
-        num_frames = 0
         with self._changed:
             ended = self._scheduler.commit(plan, result.frames, now_s)
-            for frame in result.frames:
-                job = self._jobs.get(frame.request_id)
-                if job is not None:
-                    if not frame.is_end:
-                        job.codes.pending.append(frame.codes)
-                        num_frames += 1
-                    job.codes.has_ended = frame.request_id in ended
+            num_frames = self._jobs.take(result.frames, ended)
             self._frames_total += num_frames
             if plan.decode:
-                self._step_s = _smoothed(self._step_s, result.decode_s)
+                self._step_s = smoothed(self._step_s, result.decode_s)
             self._note_load()
-        self.metrics.semantic_tokens_total.inc(num_frames)
-        self.metrics.codebook_tokens_total.inc(num_frames * (self.model.num_codebooks - 1))
+        self.metrics.count_tokens(num_frames, self.model.num_codebooks)
+        self.metrics.kv_waits.inc(plan.num_kept_waiting)
         if plan.prefill:
             self.metrics.observe_step("prefill", len(plan.prefill), result.prefill_s)
         if plan.decode:
             self.metrics.observe_step("decode", len(plan.decode), result.decode_s)
 
     def _voice(self) -> None:
-        """Decode and hand over the audio that is due, and end the streams that have all of theirs."""
+        """Decode and hand over the audio that is due."""
         with self._changed:
-            jobs = {job.codes: job for job in self._jobs.values()}
-        more = True
-        while more:
-            began_s = time.perf_counter()
-            chunks = list(self._vocoder.run(jobs, time.monotonic()))
-            more = bool(chunks)
-            if chunks:
-                self.metrics.observe_step("codec", len(chunks), time.perf_counter() - began_s)
+            jobs = dict(self._jobs.by_codes)
+        began_s = time.perf_counter()
+        chunks = list(self._vocoder.run(jobs, time.monotonic()))
+        if chunks:
+            self.metrics.observe_step("codec", len(chunks), time.perf_counter() - began_s)
+        with self._changed:
             for codes, chunk in chunks:
-                self._deliver(jobs[codes], chunk)
-        for codes, job in jobs.items():
-            if codes.has_ended:
-                self._finish(job)
-
-    def _deliver(self, job: _Job, chunk: Chunk) -> None:
-        if job.first_audio_s is None:
-            job.first_audio_s = time.monotonic()
-            self.metrics.first_audio_seconds.observe(job.first_audio_s - job.submitted_s)
-        self.metrics.audio_seconds_total.inc(chunk.num_frames / self.model.codec.frame_rate_hz)
-        job.stream.put(chunk)
-
-    def _finish(self, job: _Job) -> None:
-        now_s = time.monotonic()
-        with self._changed:
-            if self._jobs.pop(job.stream.request_id, None) is None:
-                return  # closed by its client a moment ago
-            if job.admitted_s is not None:
-                self._service_s = _smoothed(self._service_s, now_s - job.admitted_s)
-        self.metrics.request_seconds.observe(now_s - job.submitted_s)
-        job.stream.put(None)
+                self._jobs.deliver(jobs[codes], chunk, time.monotonic())
+            self._note_load()
+        num_frames = sum(chunk.num_frames for _, chunk in chunks)
+        self.metrics.audio_seconds_total.inc(num_frames / self.model.codec.frame_rate_hz)
 
     def _break_streams(self, error: EngineError) -> None:
         with self._changed:
-            jobs, self._jobs = self._jobs, {}
-        for job in jobs.values():
-            job.stream.put(error)
-
-    def _note_load(self) -> None:
-        self.metrics.requests_running.set(self._scheduler.num_running)
-        self.metrics.requests_waiting.set(self._scheduler.num_waiting)
-        self.metrics.kv_used_ratio.set(self._scheduler.kv_used_ratio)
-
-
-def _smoothed(mean: float | None, value: float) -> float:
-    return value if mean is None else mean + _SMOOTHING * (value - mean)
+            for job in self._jobs.all():
+                self._jobs.forget(job)
+                job.stream.put(error)
+            self._note_load()

@@ -44,6 +44,7 @@ class ModelRunner:
         # In the model's dtype, as in the reference: 0.7 in bf16 is 0.69921875.
         self._temperature = torch.zeros((slots, 1), dtype=self._dtype)
         self._top_p = torch.zeros((slots, 1), dtype=self._dtype)
+        self._ras_top_p = float(torch.tensor(sampler.RAS_TOP_P, dtype=self._dtype))
         self._top_k = torch.zeros((slots, 1), dtype=torch.int64)
         self._seed = torch.zeros(slots, dtype=torch.int64)
 
@@ -63,24 +64,27 @@ class ModelRunner:
     def _prefill(self, chunk: PrefillChunk) -> Tensor:
         """Put a chunk of a prompt into the cache; returns the last position's hidden state, [1, dim]."""
         sequence = chunk.sequence
-        if chunk.start == 0:
+        if chunk.is_last:
             self._reset(sequence)
         columns = torch.tensor(sequence.request.prompt[chunk.start : chunk.stop])[None]  # [1, n, cw]
         positions = torch.arange(chunk.start, chunk.stop)[None]  # [1, n]
-        slots = torch.tensor([sequence.slot])
-        return self._slow.forward(columns, self._paged_batch(slots, positions, chunk.stop), self._cache)[:, -1]
+        num_blocks = math.ceil(chunk.stop / self._block_size)
+        batch = self._paged_batch(torch.tensor(sequence.blocks[:num_blocks])[None], positions)
+        return self._slow.forward(columns, batch, self._cache)[:, -1]
 
     def _decode(self, sequences: SequenceOf[Sequence]) -> Tensor:
         """Feed each sequence's last column; returns the hidden states, [b, dim]."""
         slots = torch.tensor([s.slot for s in sequences])
-        # Frame i is fed behind the prompt and the frames before it.
-        last = [len(s.request.prompt) + s.num_frames - 1 for s in sequences]
-        batch = self._paged_batch(slots, torch.tensor(last)[:, None], max(last) + 1)
+        for s in sequences:
+            if s.num_frames == 1 or s.next_position % self._block_size == 0:  # its first frame, or a new block
+                self._block_table[s.slot, : len(s.blocks)] = torch.tensor(s.blocks)
+        last = torch.tensor([s.next_position for s in sequences])
+        num_blocks = int(last.max()) // self._block_size + 1
+        batch = self._paged_batch(self._block_table[slots, :num_blocks], last[:, None])
         return self._slow.forward(self._last[slots][:, None].long(), batch, self._cache)[:, 0]
 
-    def _paged_batch(self, slots: Tensor, positions: Tensor, longest: int) -> PagedBatch:
-        num_blocks = math.ceil(longest / self._block_size)
-        table = self._block_table[slots, :num_blocks]  # [b, num_blocks]
+    def _paged_batch(self, table: Tensor, positions: Tensor) -> PagedBatch:
+        """Where `positions` int64 [b, n] lie, by rows of block numbers int64 [b, num_blocks]."""
         read = (table[:, :, None] * self._block_size + torch.arange(self._block_size)).flatten(1)  # [b, L]
         may_look = torch.arange(read.shape[1]) <= positions[:, :, None]  # [b, n, L]
         mask = torch.zeros(may_look.shape, dtype=self._dtype).masked_fill_(~may_look, float("-inf"))
@@ -100,7 +104,7 @@ class ModelRunner:
         high = sampler.draw(
             best,
             torch.full_like(temperature, sampler.RAS_TEMPERATURE),
-            torch.full_like(top_p, sampler.RAS_TOP_P),
+            torch.full_like(top_p, self._ras_top_p),
             top_k,
             noise[:, sampler.STAGE_HIGH],
         )
@@ -136,7 +140,6 @@ class ModelRunner:
         slot, sampling = sequence.slot, sequence.request.sampling
         self._window[slot] = 0
         self._block_table[slot] = 0
-        self._block_table[slot, : len(sequence.blocks)] = torch.tensor(sequence.blocks)
         self._temperature[slot] = sampling.temperature
         self._top_p[slot] = sampling.top_p
         self._top_k[slot] = sampling.top_k
