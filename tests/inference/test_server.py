@@ -1,3 +1,5 @@
+import dataclasses
+import io
 import json
 import re
 import signal
@@ -8,12 +10,73 @@ import time
 import wave
 
 import httpx
+import httpx_ws
+import numpy as np
+import ormsgpack
 import pytest
 
-pytestmark = pytest.mark.e2e
+from slackwater_inference.core import Speech
+from slackwater_inference.server import Options, build_engine, build_services
+from slackwater_inference.store.database import Database
+from slackwater_inference.store.keys import KeyStore
+from slackwater_inference.store.objects import ObjectStore
+from slackwater_inference.store.voices import VoiceStore
+from slackwater_inference.testing_checkpoint import write_checkpoint
 
 COMMAND = [sys.executable, "-c", "from slackwater_inference.cli import app; app()", "serve"]
 TEXT = "one two three four five six seven eight nine ten"  # 48 bytes: 45 frames
+
+
+def options(**changed):
+    plain = Options("127.0.0.1", 0, "tiny", 1, 1, 0.0, None, 0, None, None, None, (), 1)
+    return dataclasses.replace(plain, **changed)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return build_engine(options())
+
+
+def test_without_a_key_everybody_may_speak(engine):
+    assert build_services(options(), engine).keys is None
+
+
+def test_a_key_given_at_start_is_the_same_user_after_a_restart_and_bounded_by_the_engine_alone(engine):
+    one, other = (build_services(options(keys=("first", "second", "first")), engine).keys for _ in range(2))
+
+    assert one.find("first").user_id == other.find("first").user_id != one.find("second").user_id
+    assert one.find("first").max_concurrent >= 256
+    assert one.find("first").credit is None
+    assert one.find("third") is None
+
+
+def test_the_databases_keys_count_and_the_last_revoked_one_leaves_the_door_closed(engine, tmp_path):
+    asked = options(store=str(tmp_path), database=f"sqlite:///{tmp_path / 'voices.db'}")
+    assert build_services(asked, engine).keys is None
+    store = KeyStore(Database(asked.database))
+    made, key = store.add("a user")
+    assert build_services(asked, engine).keys.find(key).key_id == made.key_id
+
+    store.revoke(made.key_id)
+
+    assert build_services(asked, engine).keys.find(key) is None
+
+
+async def test_a_checkpoint_folder_becomes_an_engine_that_speaks(tmp_path):
+    model, _ = write_checkpoint(tmp_path)
+    built = build_engine(options(model=str(tmp_path)))
+    built.start()
+    try:
+        stream = built.open(Speech())
+        stream.say("A few words.")
+        stream.end()
+        num_frames = sum([chunk.num_frames async for chunk in stream])
+    finally:
+        built.stop()
+
+    assert built.model.text_config == model.text_config
+    assert num_frames > 0
+    assert built.metrics.registry.get_sample_value("tts_model_load_seconds_count", {"source": "folder"}) == 1
 
 
 class Server:
@@ -55,6 +118,7 @@ def metric(url, line):
     return float(re.search(rf"^{re.escape(line)} (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)[1])
 
 
+@pytest.mark.e2e
 def test_a_standby_wakes_serves_notices_who_leaves_and_finishes_its_streams(serve):
     # 45 frames: 10 at once and 35 at 20 a second, so that a stream lasts long enough to be left or drained.
     server = serve("--standby", "--slots", "1", "--max-queued", "1", "--pace", "20")
@@ -106,23 +170,7 @@ def test_a_standby_wakes_serves_notices_who_leaves_and_finishes_its_streams(serv
     assert server.process.wait(20) == 0
 
 
-def test_serves_at_once_with_keys_from_a_file(serve, tmp_path):
-    keys = tmp_path / "keys"
-    keys.write_text("first\n\n second \n")
-    server = serve("--key-file", str(keys), "--key", "third")
-    url = server.event("ready")["url"]
-
-    assert httpx.post(f"{url}/v1/tts", json=body()).status_code == 401
-    for key in ("first", "second", "third"):
-        answer = httpx.post(f"{url}/v1/tts", json=body(), headers={"authorization": f"Bearer {key}"})
-        assert answer.status_code == 200
-    (tmp_path / "a.wav").write_bytes(answer.content)
-
-    with wave.open(str(tmp_path / "a.wav")) as spoken:
-        assert (spoken.getframerate(), spoken.getnchannels(), spoken.getsampwidth()) == (44100, 1, 2)
-        assert len(spoken.readframes(10**6)) == 45 * 2048 * 2
-
-
+@pytest.mark.e2e
 def test_a_port_in_use_is_said_in_one_line_with_exit_code_2():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -134,17 +182,100 @@ def test_a_port_in_use_is_said_in_one_line_with_exit_code_2():
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.e2e
+def test_keys_open_the_door_and_a_standing_websocket_says_what_it_was_given_when_the_server_leaves(serve, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("first\n\n second \n")
+    server = serve("--pace", "40", "--slots", "1", "--key-file", str(keys), "--key", "third")
+    url = server.event("ready")["url"]
+
+    def headers(key):
+        return {"authorization": f"Bearer {key}"}
+
+    answers = [
+        httpx.get(f"{url}/wallet/self/api-credit", headers=headers(k)) for k in ("no", "first", "second", "third")
+    ]
+    assert [answer.status_code for answer in answers] == [401, 200, 200, 200]
+
+    with httpx_ws.connect_ws(f"{url}/v1/tts/live", headers=headers("first")) as socket:
+
+        def send(**event):
+            socket.send_bytes(ormsgpack.packb(event))
+
+        def receive():
+            return ormsgpack.unpackb(socket.receive_bytes(timeout=20))
+
+        send(event="start", request={"text": "", "format": "pcm"})
+        send(event="text", text=TEXT)
+        send(event="flush")
+        num_bytes = len(receive()["audio"])
+        assert metric(url, 'tts_requests_running{model="tiny"}') == 1
+        send(event="text", text="and a word that was not flushed")
+        server.process.send_signal(signal.SIGTERM)
+        while (event := receive())["event"] == "audio":
+            num_bytes += len(event["audio"])
+
+    assert event["reason"] == "error"
+    assert "leaving" in event["message"]
+    assert num_bytes == (45 + 29) * 2048 * 2
+    assert server.process.wait(20) == 0
+
+
+@pytest.mark.e2e
+def test_keys_come_from_the_database_and_voices_outlive_the_server_in_it(serve, tmp_path):
+    arguments = ("--store", str(tmp_path / "objects"), "--database", f"sqlite:///{tmp_path / 'voices.db'}")
+    database = Database(arguments[3])
+    _, key = KeyStore(database).add("a user", user_id="u1")
+    headers = {"authorization": f"Bearer {key}"}
+    title = {"title": "mine", "type": "tts", "train_mode": "fast", "visibility": "private"}
+
+    server = serve(*arguments)
+    url = server.event("ready")["url"]
+    assert httpx.get(f"{url}/model").status_code == 401
+    made = httpx.post(
+        f"{url}/model", data={**title, "texts": "A short sentence."}, files={"voices": recording()}, headers=headers
+    )
+    assert made.status_code == 201, made.text
+    voice_id = made.json()["_id"]
+    spoken = httpx.post(f"{url}/v1/tts", json=body(reference_id=voice_id), headers=headers, timeout=60)
+    assert spoken.status_code == 200
+    assert len(spoken.content) == 44 + 45 * 2048 * 2
+    server.process.kill()
+    server.process.wait()
+
+    voices = VoiceStore(database, ObjectStore(arguments[1]))
+    (sample,) = [s for s in voices.get(voice_id, "u1").samples if s.text == "A short sentence."]
+    assert voices.data(sample.digest) == recording()
+
+
+def recording():
+    """Three seconds of something that could be a voice, as a WAV file."""
+    rate = 16_000
+    t = np.arange(3 * rate) / rate
+    wobble = 0.5 + 0.5 * np.sin(2 * np.pi * 3 * t) ** 2
+    sound = 0.3 * wobble * sum(np.sin(2 * np.pi * 140 * k * t) / k for k in range(1, 12))
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, rate, 0, "NONE", ""))
+        out.writeframes((sound * 20_000 / np.abs(sound).max()).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("arguments", "words"),
     [
+        pytest.param(["--store", "/tmp/x"], "--store and --database belong together", id="store alone"),
+        pytest.param(["--seed", "1", "--model", "/nowhere"], "--seed is for the embedded voice", id="seed"),
+        pytest.param(["--model", "/nowhere"], "/nowhere", id="no checkpoint"),
         pytest.param(["--slots", "0"], "Invalid value for '--slots'", id="no slots"),
         pytest.param(["--key-file", "/nowhere/keys"], "cannot read the key file", id="no key file"),
         pytest.param(["--key-file", "/dev/null"], "has no key", id="no key in the file"),
     ],
 )
-def test_bad_options_are_refused_with_exit_code_2(options, words):
+def test_bad_options_are_refused_with_exit_code_2(arguments, words):
     ended = subprocess.run(
-        [*COMMAND, *options], capture_output=True, text=True, timeout=60, env={"COLUMNS": "300", "PATH": ""}
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, env={"COLUMNS": "300", "PATH": ""}
     )
 
     assert ended.returncode == 2

@@ -1,152 +1,115 @@
-"""The FastAPI application: routes, and every error as {"status", "message"}.
+"""The FastAPI application: every route, in one place.
 
-Owns the mapping from the engine's errors to HTTP.  Called by the cli, which serves it, and by tests.
+Owns which routes there are, the probes, and what OpenAPI says of all of them.  Called by the server, which serves
+it, and by tests.
 """
 
-import asyncio
-from collections.abc import Iterable
+from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.routing import compile_path
 
 from slackwater_inference.api.access import AccessLog
-from slackwater_inference.api.audio import AudioResponse
-from slackwater_inference.api.auth import KeyRing, Unauthorized
-from slackwater_inference.api.body import MAX_BODY_BYTES, BodyTooLarge, client_gone, read_body
-from slackwater_inference.api.schemas import TtsRequest, parse_tts
-from slackwater_inference.core import BadRequest, Chunk, Draining, EngineFailed, QueueFull, Stage
-from slackwater_inference.engine import AudioStream, Engine
+from slackwater_inference.api.asr import asr_routes
+from slackwater_inference.api.errors import ApiError, add_error_handlers, declared, error_response
+from slackwater_inference.api.limits import Limits
+from slackwater_inference.api.live import live_routes
+from slackwater_inference.api.page import page_routes
+from slackwater_inference.api.services import Services
+from slackwater_inference.api.timestamps import timestamp_routes
+from slackwater_inference.api.tts import tts_routes
+from slackwater_inference.api.voices import voice_routes
+from slackwater_inference.api.wallet import wallet_routes
+from slackwater_inference.core import Stage
+from slackwater_inference.engine import Engine
 
-_ERROR_SCHEMA = {
-    "type": "object",
-    "properties": {"status": {"type": "integer"}, "message": {"type": "string"}},
-    "required": ["status", "message"],
-}
-_BODY_SCHEMA = TtsRequest.model_json_schema()
-_ERRORS = {
-    400: "A field is missing, out of range or not supported yet",
-    401: "No or an unknown API key",
-    413: "The body is over 32 MiB",
-    429: "Every slot and queue place is taken; Retry-After says when to come back",
-    500: "The engine failed",
-    503: "The engine is not ready",
-}
+_ABOUT = """Text to speech, as the Fish Audio API speaks it.
+
+Errors are always `{"status", "message"}`.
+
+Text that is still being written goes over the websocket `/v1/tts/live`, in msgpack: the client sends `start` (its \
+`request` has the fields of `POST /v1/tts`), `text`, `flush` and `stop`; the server sends `audio` and at last \
+`finish` with the reason `stop`, or `error` and a message.
+"""
 
 
-def create_app(engine: Engine, keys: Iterable[str] = ()) -> FastAPI:
-    """The application on top of `engine`.  keys: the API keys that may speak; none = everybody."""
-    ring = KeyRing(keys)
-    app = FastAPI(title="Slackwater speech", description="Fish Audio's text-to-speech API.", redoc_url=None)
-    app.add_middleware(AccessLog, metrics=engine.metrics)
-    _add_error_handlers(app)
-
-    @app.post(
-        "/v1/tts",
-        summary="Speak a text",
-        response_class=Response,
-        responses={
-            200: {"description": "Audio, as it is made", "content": {"audio/wav": {}, "audio/pcm": {}}},
-            **{
-                code: {"description": text, "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
-                for code, text in _ERRORS.items()
-            },
-        },
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {kind: {"schema": _BODY_SCHEMA} for kind in ("application/json", "application/msgpack")},
-            }
-        },
-    )
-    async def tts(request: Request) -> Response:
-        ring.check(request.headers.get("authorization"))
-        body = parse_tts(await read_body(request))
-        stream = engine.submit(
-            body.text, temperature=body.temperature, top_p=body.top_p, max_new_tokens=body.max_frames()
-        )
-        first = await _first_chunk(stream, request)
-        return AudioResponse(stream, first, body.format, engine.model.codec.sample_rate_hz)
-
-    @app.get("/healthz", summary="The process is alive")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/readyz", summary="The engine takes requests")
-    async def readyz() -> Response:
-        status = engine.status()
-        if status.stage is not Stage.READY:
-            return _error(503, f"not ready: {status.stage}")
-        return JSONResponse({"status": "ready", "slots": status.slots})
-
-    @app.get("/metrics", summary="Prometheus metrics", response_class=Response)
-    async def metrics() -> Response:
-        return Response(generate_latest(engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
+def create_app(services: Services) -> FastAPI:
+    """The application on top of `services`."""
+    app = FastAPI(title="Slackwater speech", description=_ABOUT, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.services = services
+    app.state.limits = Limits(services.settings.max_open_requests, services.engine.metrics)
+    app.add_middleware(AccessLog, metrics=services.engine.metrics)
+    add_error_handlers(app)
+    # Only says in OpenAPI that a key is needed, where one is; `caller_of` checks it.
+    needs_key = [] if services.keys is None else [Depends(HTTPBearer(auto_error=False))]
+    for routes in (tts_routes, timestamp_routes, asr_routes, voice_routes, wallet_routes):
+        app.include_router(routes(services), dependencies=needs_key)
+    app.include_router(live_routes(services))
+    app.include_router(_probe_routes(services.engine))
+    app.include_router(page_routes())
+    _describe(app)
+    _say_every_method(app)
     return app
 
 
-async def _first_chunk(stream: AudioStream, request: Request) -> Chunk:
-    """Wait for the first audio, so that an error before it can still be a status.
+def _probe_routes(engine: Engine) -> APIRouter:
+    router = APIRouter(tags=["Operation"])
 
-    Closes the stream if there is none: when the client goes away first (ClientDisconnect) or the engine fails.
-    """
-    first = asyncio.ensure_future(anext(stream))
-    gone = asyncio.ensure_future(client_gone(request))
-    has_audio = False
-    try:
-        await asyncio.wait({first, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not first.done():
-            raise ClientDisconnect
-        chunk = first.result()
-        has_audio = True
-        return chunk
-    finally:
-        first.cancel()
-        gone.cancel()
-        if not has_audio:
-            stream.close()
+    @router.get("/healthz", summary="The process is alive")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get("/readyz", summary="The engine takes requests", responses=declared(503))
+    async def readyz() -> Response:
+        status = engine.status()
+        if status.stage is not Stage.READY:
+            raise ApiError(503, f"not ready: {status.stage}")
+        return JSONResponse({"status": "ready", "slots": status.slots})
+
+    @router.get(
+        "/metrics",
+        summary="Prometheus metrics",
+        response_class=Response,
+        responses={200: {"content": {CONTENT_TYPE_LATEST.partition(";")[0]: {"schema": {"type": "string"}}}}},
+    )
+    async def metrics() -> Response:
+        return Response(generate_latest(engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
 
 
-def _error(status: int, message: str, **headers: str) -> JSONResponse:
-    return JSONResponse({"status": status, "message": message}, status, headers)
+def _describe(app: FastAPI) -> None:
+    """Take FastAPI's own 422 out of the schema: a bad parameter is a 400 here, as at the hosted service."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = generate()
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema.get("components", {}).get("schemas", {}).pop(name, None)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to change it
 
 
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(BadRequest)
-    async def bad_request(_: Request, error: BadRequest) -> Response:
-        return _error(400, str(error))
+def _say_every_method(app: FastAPI) -> None:
+    """Name every method of a path where one is refused: the router knows only those of one of its routes."""
 
-    @app.exception_handler(Unauthorized)
-    async def unauthorized(_: Request, error: Unauthorized) -> Response:
-        return _error(401, str(error), **{"WWW-Authenticate": "Bearer"})
-
-    @app.exception_handler(BodyTooLarge)
-    async def too_large(_: Request, __: BodyTooLarge) -> Response:
-        return _error(413, f"the body is over {MAX_BODY_BYTES} bytes")
-
-    @app.exception_handler(QueueFull)
-    async def queue_full(_: Request, error: QueueFull) -> Response:
-        return _error(429, str(error), **{"Retry-After": f"{error.retry_after_s:.0f}"})
-
-    @app.exception_handler(Draining)
-    async def draining(_: Request, error: Draining) -> Response:
-        return _error(503, str(error), **{"Retry-After": f"{error.retry_after_s:.0f}"})
-
-    @app.exception_handler(EngineFailed)
-    async def failed(_: Request, error: EngineFailed) -> Response:
-        return _error(500, str(error))
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(_: Request, __: ClientDisconnect) -> Response:
-        return _error(499, "the client went away")  # nobody reads it; the access log does
-
-    @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
-        return _error(error.status_code, str(error.detail), **(error.headers or {}))
-
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, __: Exception) -> Response:
-        return _error(500, "internal error; the server's log has the details")
+    @app.exception_handler(405)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        paths = app.openapi()["paths"].items()
+        found = {
+            method.upper()
+            for path, methods in paths
+            for method in methods
+            if compile_path(path)[0].match(request.url.path)
+        }
+        allowed = ", ".join(sorted(found)) or (error.headers or {}).get("Allow", "")
+        message = f"{request.method} is not allowed here; use {allowed}"
+        return error_response(ApiError(405, message, {"Allow": allowed}))

@@ -1,40 +1,60 @@
-"""Bearer keys.
+"""Who calls: bearer keys.
 
-Owns the comparison; keys are kept as digests only.  Called by the speech route.
+Owns the Authorization header and what a caller may see.  Does not own the keys (store) nor what a key may
+use (limits).  Called by every route that needs a caller.
 """
 
-import hashlib
-import hmac
-from collections.abc import Iterable
+import asyncio
+from dataclasses import dataclass
+
+from starlette.requests import HTTPConnection
+
+from slackwater_inference.api.errors import ApiError
+from slackwater_inference.store.keys import ApiKey, KeyStore
+
+SELF = "self"
+_MAX_KEY_CHARS = 512  # longer than any key; a longer header is not worth a look-up
 
 
-class Unauthorized(Exception):
-    """The request carries no key that we know."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who a request comes from.  key: None where no key is needed, and then user_id is "self"."""
 
-
-class KeyRing:
-    """The keys that may speak.  An empty ring lets everybody in."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key) for key in keys]
+    key: ApiKey | None
+    user_id: str
 
     @property
-    def is_open(self) -> bool:
-        """True if no key is needed."""
-        return not self._digests
-
-    def check(self, authorization: str | None) -> None:
-        """Raise Unauthorized unless the header's value is `Bearer` and a known key."""
-        if self.is_open:
-            return
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthorized("no API key; send the header Authorization: Bearer <key>")
-        digest = _digest(key.strip())
-        # Every key is compared, each in constant time, so that time says nothing about any of them.
-        if not sum(hmac.compare_digest(digest, known) for known in self._digests):
-            raise Unauthorized("unknown API key")
+    def tier(self) -> str:
+        """The tier of the key, a label of metrics."""
+        return "default" if self.key is None else self.key.tier.value
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+async def caller_of(connection: HTTPConnection) -> Caller:
+    """The caller of an HTTP request or a websocket; a FastAPI dependency.
+
+    Raises ApiError 401 if keys are needed and the header holds none that is known and valid.
+    """
+    keys: KeyStore | None = connection.app.state.services.keys
+    if keys is None:
+        return Caller(None, SELF)
+    key = _bearer(connection.headers.get("authorization"))
+    found = await asyncio.to_thread(keys.find, key)
+    if found is None:
+        raise _unauthorized("unknown or revoked API key")
+    caller = Caller(found, found.user_id)
+    connection.state.tier = caller.tier
+    return caller
+
+
+def _bearer(header: str | None) -> str:
+    scheme, _, key = (header or "").partition(" ")
+    key = key.strip()
+    if scheme.lower() != "bearer" or not key:
+        raise _unauthorized("no API key; send the header Authorization: Bearer <key>")
+    if len(key) > _MAX_KEY_CHARS:
+        raise _unauthorized("unknown or revoked API key")
+    return key
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, message, {"WWW-Authenticate": "Bearer"})

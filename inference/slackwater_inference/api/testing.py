@@ -1,0 +1,107 @@
+"""An API on an engine with a micro voice, for tests.  Owns nothing that serves users."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+from fastapi import FastAPI
+from torch import Tensor
+
+from slackwater_inference.api.app import create_app
+from slackwater_inference.api.services import Services
+from slackwater_inference.asr import Transcriber, Transcript
+from slackwater_inference.checkpoint import Loaded
+from slackwater_inference.cloning import Cloner, VoiceLibrary
+from slackwater_inference.codec.codec import Codec
+from slackwater_inference.codec.weights import seeded_codec_weights
+from slackwater_inference.config import EngineConfig
+from slackwater_inference.config.api import ApiSettings
+from slackwater_inference.core import BadRequest
+from slackwater_inference.engine import Engine
+from slackwater_inference.model.weights import seeded_weights
+from slackwater_inference.store.database import MEMORY_URL as MEMORY_DATABASE_URL
+from slackwater_inference.store.database import Database
+from slackwater_inference.store.keys import KeyStore
+from slackwater_inference.store.objects import MEMORY_URL as MEMORY_STORE_URL
+from slackwater_inference.store.objects import ObjectStore
+from slackwater_inference.store.voices import VoiceStore
+from slackwater_inference.testing import micro
+from slackwater_inference.text.tokenizer import ByteTokenizer
+
+
+class _BriefEncoder:
+    """Encodes the first frames only: a micro frame is so short that a real recording's would not fit the model."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self.revision = codec.revision
+
+    def encode(self, samples: npt.NDArray[np.float32]) -> Tensor:
+        """See cloning.Encoder."""
+        return self._codec.encode(samples[: 20 * self._codec.config.frame_samples])
+
+
+def micro_services(
+    *, needs_keys: bool = False, asr: Transcriber | None = None, settings: ApiSettings | None = None, **engine: Any
+) -> Services:
+    """Services in memory, on an engine that is not started.  engine: fields of EngineConfig."""
+    model = micro()
+    loaded = Loaded(
+        config=model,
+        weights=seeded_weights(model, 0),
+        codec_weights=seeded_codec_weights(model.codec, model.num_codebooks, model.num_semantic, 0),
+        tokenizer=ByteTokenizer(),
+        source="memory",
+    )
+    built = Engine(EngineConfig(**{"max_running_requests": 2, "max_queued": 2, **engine}), loaded)
+    database = Database(MEMORY_DATABASE_URL)
+    voices = VoiceStore(database, ObjectStore(MEMORY_STORE_URL))
+    cloner = Cloner(_BriefEncoder(built.codec), model.codec.sample_rate_hz, built.metrics.count_voice)
+    return Services(
+        engine=built,
+        voices=voices,
+        library=VoiceLibrary(voices, cloner),
+        cloner=cloner,
+        keys=KeyStore(database) if needs_keys else None,
+        asr=asr,
+        settings=settings or ApiSettings(),
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(services: Services) -> AsyncIterator[Services]:
+    """Start the engine of `services`, and end it."""
+    services.engine.start()
+    try:
+        yield services
+    finally:
+        services.engine.stop()
+        services.cloner.close()
+
+
+@contextlib.asynccontextmanager
+async def client_of(served: Services | FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A client, in this process, of an application or of one that is made on these services."""
+    app = create_app(served) if isinstance(served, Services) else served
+    # An error after the first byte must reach the server, so it must not be turned into an answer here.
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+class FakeTranscriber:
+    """Answers with `transcript` and notes what it was asked; refuses the recording b"bad"."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self.transcript = transcript
+        self.asked: list[tuple[bytes, str | None]] = []
+
+    async def transcribe(self, audio: bytes, language: str | None) -> Transcript:
+        """See Transcriber."""
+        if audio == b"bad":
+            raise BadRequest("the recording cannot be read")
+        self.asked.append((audio, language))
+        return self.transcript
