@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from slackwater_inference.gateway.app import Limits
+from slackwater_inference.gateway.slots import Limits
 from slackwater_inference.gateway.testing import Call, metric, one_replica, replica, rig, say_hello, until
 
 # Through
@@ -101,10 +101,17 @@ async def test_a_get_needs_no_slot() -> None:
 
 async def test_paths_that_are_not_the_api_stay_inside() -> None:
     async with one_replica(say_hello) as (made, app):
-        response = await made.client.get("/docs")
+        response = await made.client.get("/debug")
 
-    assert response.json() == {"status": 404, "message": "no such path: /docs"}
+    assert response.json() == {"status": 404, "message": "no such path: /debug"}
     assert app.calls == []
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json"])
+async def test_the_engines_pages_pass_without_a_slot(path: str) -> None:
+    async with one_replica(say_hello, max_queued=0) as (made, _):
+        assert (await made.client.get(path)).content == b"hello"
+        assert made.gateway.signals().arrivals_total == 0
 
 
 async def test_a_body_over_the_limit_is_refused_announced_or_not() -> None:

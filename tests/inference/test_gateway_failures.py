@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 
-from slackwater_inference.gateway.app import Limits
 from slackwater_inference.gateway.routing import ReplicaSpec
+from slackwater_inference.gateway.slots import Limits
 from slackwater_inference.gateway.testing import Call, metric, one_replica, replica, rig, say_hello, until, unused_url
 
 # Replicas that fail

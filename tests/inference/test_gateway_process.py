@@ -17,6 +17,7 @@ from slackwater_inference.gateway.routing import ReplicaSpec
 from slackwater_inference.gateway.server import parse_replicas
 from slackwater_inference.gateway.testing import Call, ScriptedReplica, serving
 
+CLOSE_FRAME = b"\x88\x02\x03\xe8"
 COMMAND = [sys.executable, "-c", "from slackwater_inference.gateway.cli import app; app()"]
 
 
@@ -140,6 +141,43 @@ async def test_sigterm_lets_running_streams_end_within_the_grace(is_in_time: boo
             with pytest.raises(httpx.TransportError):
                 await stream
         assert await gateway.process.wait() == 0
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("is_in_time", [True, False])
+async def test_sigterm_lets_websockets_end_within_the_grace_like_streams(is_in_time: bool) -> None:
+    release = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            await (release.wait() if is_in_time else reader.read())
+        writer.write(CLOSE_FRAME)
+        writer.close()
+
+    server = await asyncio.start_server(script, "127.0.0.1", 0)
+    replica = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with supervised(f"--replica={replica}=1", f"--grace={60 if is_in_time else 1}") as gateway:
+        url = httpx.URL((await gateway.event("ready"))["url"])
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(b"GET /v1/tts/live HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+
+        gateway.process.send_signal(signal.SIGTERM)
+        await gateway.event("leaving")
+        while await accepts(str(url)):
+            await asyncio.sleep(0.02)
+        release.set()
+
+        if is_in_time:
+            assert await reader.read() == CLOSE_FRAME
+        else:
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+        assert await gateway.process.wait() == 0
+        writer.close()
+    server.close()
 
 
 @pytest.mark.e2e

@@ -6,17 +6,26 @@ choice (`routing`) and no socket (`upstream`, `server`).  Runs under `server.Abo
 """
 
 import asyncio
-import json
 import logging
 import time
-import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 from slackwater_inference.gateway.metrics import CONTENT_TYPE, EdgeMetrics
 from slackwater_inference.gateway.routing import Outcome, Replica, ReplicaSpec, Router, Signals, Ticket
-from slackwater_inference.gateway.upstream import Answer, Broken, Died, Headers, Request, TooSlow, Unreachable, Upstream
+from slackwater_inference.gateway.slots import Guest, Limits, Refusal, Slots
+from slackwater_inference.gateway.tunnel import Client, Session, knock
+from slackwater_inference.gateway.upstream import (
+    Answer,
+    Broken,
+    Died,
+    Headers,
+    Request,
+    TooSlow,
+    Unreachable,
+    Upstream,
+    request_id_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -24,36 +33,12 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-PASSED = ("/v1/", "/model", "/wallet/")  # the engine's API; what else a replica serves stays inside
+# The engine's API and its pages; what else a replica serves stays inside.
+PASSED = ("/v1/", "/model", "/wallet/")
+PAGES = frozenset({"/", "/docs", "/openapi.json"})
 WITHOUT_SLOT = frozenset({"GET", "HEAD", "OPTIONS"})
 WAV_HEADER_BYTES = 44
-MAX_REQUEST_ID_CHARS = 128
 CLIENT_LEFT = 499  # only in the metric; nobody is there to read it
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request may cost.
-
-    queue_timeout_s: longest wait for a slot.     max_body_bytes: of one request, as the hosted API has it.
-    max_held_bytes: of all bodies held at once, so that a full queue of big ones does not fill the memory.
-    max_tries: replicas that may die with one request before it is suspected to be the cause.
-    """
-
-    queue_timeout_s: float = 30.0
-    max_body_bytes: int = 32 * 2**20
-    max_held_bytes: int = 256 * 2**20
-    max_tries: int = 3
-
-
-class Refusal(Exception):
-    """An answer of the gateway itself.  `reason` is the metric's label; None = not an overload."""
-
-    def __init__(self, status: int, message: str, reason: str | None = None, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.retry_after_s = retry_after_s
 
 
 class ClientLeft(Exception):
@@ -65,7 +50,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
-        self.request_id = _request_id(scope["headers"])
+        self.request_id = request_id_of(scope["headers"])
         self.abort: Callable[[], None] = scope["state"]["abort"]
         self.method: str = scope["method"]
         query: bytes = scope["query_string"]
@@ -87,11 +72,8 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Send an error of our own, exactly `{"status", "message"}`."""
-        data = json.dumps({"status": refusal.status, "message": str(refusal)}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-        if refusal.retry_after_s is not None:
-            headers.append((b"retry-after", str(refusal.retry_after_s).encode()))
+        """Send an error of our own."""
+        headers, data = refusal.answer()
         await self.start(refusal.status, headers)
         await self.body(data, more=False)
 
@@ -114,12 +96,10 @@ class Gateway:
         self._router = router
         self._upstream = upstream
         self._limits = limits
-        self._on_backlog = on_backlog
         self._clock = clock
         self._metrics = EdgeMetrics(router)
-        self._turns: dict[Ticket, asyncio.Event] = {}  # set when the ticket holds a slot
-        self._wake: asyncio.TimerHandle | None = None
-        self._live: set[Exchange] = set()
+        self._slots = Slots(router, limits, self._metrics, on_backlog, clock)
+        self._live: set[Exchange | Client] = set()
         self._held_bytes = 0
         self._is_leaving = False
 
@@ -127,7 +107,7 @@ class Gateway:
         """Replace the replicas; running streams of one that is gone go on to their end."""
         self._router.set_replicas(specs)
         logger.info("replicas n=%d slots=%d", len(specs), sum(spec.slots for spec in specs))
-        self._assign()
+        self._slots.assign()
 
     def signals(self) -> Signals:
         """The numbers of this moment."""
@@ -144,24 +124,27 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        assert scope["type"] == "http", "the server runs without lifespan and without websockets"
+        assert scope["type"] == "http", "the server runs without lifespan, and websockets go to `tunnel`"
         exchange = Exchange(scope, send)
         path: str = scope["path"]
         if path in ("/healthz", "/readyz", "/metrics"):
             await self._serve_own(path, exchange)
             return
         try:
-            if not path.startswith(PASSED):
+            if not path.startswith(PASSED) and path not in PAGES:
                 raise Refusal(404, f"no such path: {path}")
             await self._serve(exchange, receive)
         except Refusal as refusal:
-            if refusal.reason is not None:
-                self._metrics.rejected.labels(refusal.reason).inc()
-                logger.info("refused id=%s status=%d reason=%s", _text(exchange), refusal.status, refusal.reason)
+            self._note_refusal(refusal, exchange)
             await exchange.refuse(refusal)
         except ClientLeft:
             self._metrics.client_aborts.labels("queued").inc()
         self._metrics.requests.labels(str(exchange.status or CLIENT_LEFT)).inc()
+
+    def _note_refusal(self, refusal: Refusal, guest: Guest) -> None:
+        if refusal.reason is not None:
+            self._metrics.rejected.labels(refusal.reason).inc()
+            logger.info("refused id=%s status=%d reason=%s", _text(guest), refusal.status, refusal.reason)
 
     async def _serve_own(self, path: str, exchange: Exchange) -> None:
         if path == "/metrics":
@@ -210,81 +193,52 @@ class Gateway:
 
     # Requests that hold a slot
 
-    async def _with_slot(self, exchange: Exchange, request: Request) -> None:
-        ticket = self._router.arrive(self._clock())
-        if ticket is None:
-            raise Refusal(429, "all slots are busy and the queue is full", "queue_full", self._router.retry_after_s())
-        outcome = Outcome.FAILED
+    async def tunnel(self, client: Client) -> None:
+        """Serve one websocket, which holds its slot until it ends: same order and refusals as any request."""
+
+        async def attempt(ticket: Ticket, replica: Replica) -> Outcome | None:
+            timeouts_s = self._upstream.connect_timeout_s, self._upstream.silence_timeout_s
+            async with knock(replica.url, client, *timeouts_s) as answer:
+                if isinstance(answer, Session):
+                    self._router.answered(ticket)
+                    return await self._splice(answer, client, ticket)
+                if answer.status == 503 and self._router.has_other(ticket):
+                    return None
+                self._router.answered(ticket)
+                client.answer(answer.status, answer.headers, answer.body)
+                return Outcome.FAILED if answer.status >= 500 else Outcome.DONE
+
+        self._live.add(client)
         try:
-            outcome = await self._try_replicas(ticket, exchange, request)
-        except asyncio.CancelledError:
-            outcome = Outcome.GONE
-            phase = "queued" if ticket.replica is None else "streaming" if exchange.status else "first_byte"
-            self._metrics.client_aborts.labels(phase).inc()
-            raise
+            if client.method != "GET" or not client.target.startswith(b"/v1/"):
+                raise Refusal(404, "no such websocket; it is GET /v1/tts/live")
+            await self._slots.hold(client, attempt)
         except Refusal as refusal:
-            outcome = Outcome.FAILED if refusal.reason is None else Outcome.REFUSED
-            raise
+            self._note_refusal(refusal, client)
+            client.refuse(refusal)
         finally:
-            self._turns.pop(ticket, None)
-            self._router.finish(ticket, outcome, self._clock())
-            self._assign()
+            self._live.remove(client)
+            self._metrics.requests.labels(str(client.status or CLIENT_LEFT)).inc()
 
-    async def _try_replicas(self, ticket: Ticket, exchange: Exchange, request: Request) -> Outcome:
-        """Send the request to one replica after another until one answers.  Raises Refusal."""
-        num_died = 0
-        while True:
-            await self._wait_for_slot(ticket, num_died)
-            replica = ticket.replica
-            assert replica is not None
-            try:
-                async with self._upstream.open(replica.url, request) as answer:
-                    if answer.status != 503 or not self._router.has_other(ticket):
-                        self._router.answered(ticket)
-                        return await self._forward(answer, exchange, ticket)
-                self._note_retry("declined", exchange, replica.uid, "503")
-                self._router.send_back(ticket)
-            except Unreachable as error:
-                self._note_retry("unreachable", exchange, replica.uid, str(error))
-                self._router.unreachable(ticket, self._clock())
-            except Died as error:
-                self._note_retry("died", exchange, replica.uid, str(error))
-                num_died += 1
-                if num_died >= self._limits.max_tries:
-                    raise Refusal(502, f"{num_died} replicas died before they answered") from error
-                self._router.send_back(ticket)
-            except TooSlow as error:
-                raise Refusal(502, "the replica sent nothing for too long") from error
+    async def _splice(self, session: Session, client: Client, ticket: Ticket) -> Outcome:
+        def on_audio(asking_s: float) -> None:
+            self._metrics.ttfb.observe(self._router.first_audio(ticket, self._clock(), asking_s))
 
-    async def _wait_for_slot(self, ticket: Ticket, num_died: int) -> None:
-        turn = self._turns[ticket] = asyncio.Event()
-        self._assign()
-        if not turn.is_set() and self._router.queued == 1:
-            self._on_backlog()
-        try:
-            async with asyncio.timeout(self._limits.queue_timeout_s):
-                await turn.wait()
-        except TimeoutError:
-            if turn.is_set():  # both in one turn of the loop: the slot is ours
-                return
-            if num_died:
-                raise Refusal(502, "the replica died before it answered, and no other came free") from None
-            waited = f"within {self._limits.queue_timeout_s:g} s"
-            retry_after_s = self._router.retry_after_s()
-            if self._router.replicas:
-                raise Refusal(503, f"no slot came free {waited}", "no_slot", retry_after_s) from None
-            raise Refusal(503, f"no replica was ready {waited}", "no_replica", retry_after_s) from None
+        outcome = await session.splice(client, self._limits.idle_timeout_s, on_audio)
+        if outcome is Outcome.FAILED:
+            logger.warning("websocket broken id=%s", _text(client))
+            self._metrics.broken.inc()
+        return outcome
 
-    def _assign(self) -> None:
-        now_s = self._clock()
-        for ticket in self._router.assign(now_s):
-            self._turns[ticket].set()
-        if self._wake is not None:
-            self._wake.cancel()
-            self._wake = None
-        wake_s = self._router.next_wake_s(now_s)
-        if wake_s is not None:
-            self._wake = asyncio.get_running_loop().call_later(wake_s - now_s, self._assign)
+    async def _with_slot(self, exchange: Exchange, request: Request) -> None:
+        async def attempt(ticket: Ticket, replica: Replica) -> Outcome | None:
+            async with self._upstream.open(replica.url, request) as answer:
+                if answer.status == 503 and self._router.has_other(ticket):
+                    return None
+                self._router.answered(ticket)
+                return await self._forward(answer, exchange, ticket)
+
+        await self._slots.hold(exchange, attempt)
 
     # Requests without one
 
@@ -300,10 +254,12 @@ class Gateway:
                     await self._forward(answer, exchange, None)
                     return
             except Unreachable as error:
-                self._note_retry("unreachable", exchange, replica.uid, str(error))
+                self._slots.note_retry("unreachable", exchange, replica.uid, str(error))
                 self._router.mark_down(replica, self._clock())
             except Died as error:
-                self._note_retry("died", exchange, replica.uid, str(error))
+                self._slots.note_retry("died", exchange, replica.uid, str(error))
+                if exchange.method == "POST":  # it may have been done: a voice must not be made twice
+                    raise Refusal(502, "the replica died before it answered; look whether it was done") from error
             except TooSlow as error:
                 raise Refusal(502, "the replica sent nothing for too long") from error
         if avoid:
@@ -336,10 +292,6 @@ class Gateway:
         await exchange.body(b"", more=False)
         return Outcome.FAILED if answer.status >= 500 else Outcome.DONE
 
-    def _note_retry(self, reason: str, exchange: Exchange, uid: str, error: str) -> None:
-        self._metrics.retries.labels(reason).inc()
-        logger.info("replica %s id=%s replica=%s error=%s", reason, _text(exchange), uid, error)
-
 
 async def _until_gone(work: Awaitable[None], receive: Receive) -> None:
     """Run `work`; cancel it as soon as the client's connection ends."""
@@ -368,12 +320,5 @@ def _first_audio_offset(answer: Answer) -> int | None:
     return WAV_HEADER_BYTES if b"wav" in content_type else 0
 
 
-def _request_id(headers: Headers) -> bytes:
-    """The client's id if it is harmless in a log line, else a new one."""
-    given = dict(headers).get(b"x-request-id", b"")
-    harmless = 0 < len(given) <= MAX_REQUEST_ID_CHARS and all(0x21 <= byte <= 0x7E for byte in given)
-    return given if harmless else uuid.uuid4().hex.encode()
-
-
-def _text(exchange: Exchange) -> str:
-    return exchange.request_id.decode("ascii")
+def _text(guest: Guest) -> str:
+    return guest.request_id.decode("ascii")

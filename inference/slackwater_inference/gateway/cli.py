@@ -38,7 +38,7 @@ def gateway(
 
     from slackwater_inference.events import ParentLink
     from slackwater_inference.gateway import server
-    from slackwater_inference.gateway.app import Limits
+    from slackwater_inference.gateway.slots import Limits
 
     if not replica and not supervised:
         raise typer.BadParameter("no replica to send requests to: give --replica URL=SLOTS, or --supervised")

@@ -198,9 +198,10 @@ class Router:
         assert ticket.replica is not None
         ticket.replica.num_unreachable = 0
 
-    def first_audio(self, ticket: Ticket, now_s: float) -> float:
-        """Note that the first audio byte left; returns the seconds since the request arrived."""
-        waited_s = now_s - ticket.arrived_s
+    def first_audio(self, ticket: Ticket, now_s: float, asking_s: float = 0.0) -> float:
+        """Note that the first audio byte left; returns the seconds since the request arrived, without the
+        asking_s in which the request waited for its own client."""
+        waited_s = now_s - ticket.arrived_s - asking_s
         self._first_audio.append((now_s, waited_s))
         return waited_s
 

@@ -11,9 +11,9 @@ import logging
 import os
 import signal
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pydantic
@@ -22,8 +22,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from slackwater_inference.events import ParentLink
-from slackwater_inference.gateway.app import Gateway, Limits
+from slackwater_inference.gateway.app import Gateway
 from slackwater_inference.gateway.routing import ReplicaSpec, Router
+from slackwater_inference.gateway.slots import Limits
+from slackwater_inference.gateway.tunnel import TunnelProtocol, reset
 from slackwater_inference.gateway.upstream import Upstream
 
 logger = logging.getLogger(__name__)
@@ -80,23 +82,23 @@ class AbortableProtocol(H11Protocol):
         super().__init__(config, server_state, {**app_state, "abort": self._abort}, _loop)
 
     def _abort(self) -> None:
-        linger_none = struct.pack("ii", 1, 0)
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger_none)
-        self.transport.abort()
+        reset(self.transport)
 
 
 class Server(uvicorn.Server):
     """uvicorn's server, with a call once it accepts, `leave` to end it, and no life of its own.
 
+    ws: what uvicorn is to make of a connection that wants a websocket, in its own terms.
+
     uvicorn would raise a SIGTERM again after its drain, so that the process would not exit with 0,
     and would wake ten times a second to look whether it has to end.
     """
 
-    def __init__(self, app: Any, on_ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, app: Any, on_ready: Callable[[], None] = lambda: None, ws: Any = "none") -> None:
         config = uvicorn.Config(
             app,
             http=AbortableProtocol,
-            ws="none",
+            ws=ws,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -157,7 +159,7 @@ async def _serve(listener: socket.socket, settings: Settings, link: ParentLink) 
             logger.info("ready url=%s", url)
             link.say("ready", url=url)
 
-        server = Server(gateway, on_ready)
+        server = Server(gateway, on_ready, ws=partial(TunnelProtocol, gateway.tunnel))
 
         def leave(signum: signal.Signals) -> None:
             if server.should_exit:

@@ -8,22 +8,25 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
 
-from slackwater_inference.gateway.app import Gateway, Limits, Receive, Scope, Send
+from slackwater_inference.gateway.app import Gateway, Receive, Scope, Send
 from slackwater_inference.gateway.routing import ReplicaSpec, Router
 from slackwater_inference.gateway.server import Server, listen, url_of
+from slackwater_inference.gateway.slots import Limits
+from slackwater_inference.gateway.tunnel import TunnelProtocol
 from slackwater_inference.gateway.upstream import Upstream
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
-    """Serve an ASGI application on a free port of this machine; yields its URL."""
+async def serving(app: Any, ws: Any = "none") -> AsyncIterator[str]:
+    """Serve an ASGI application on a free port of this machine; yields its URL.  ws: as `Server` has it."""
     listener = listen("127.0.0.1", 0)
     accepts = asyncio.Event()
-    server = Server(app, on_ready=accepts.set)
+    server = Server(app, on_ready=accepts.set, ws=ws)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     await accepts.wait()
     try:
@@ -141,7 +144,7 @@ async def rig(*specs: ReplicaSpec, max_queued: int = 8, limits: Limits | None = 
         router = Router(max_queued)
         gateway = Gateway(router, upstream, limits or Limits(), on_backlog=lambda: backlogs.append(router.queued))
         gateway.set_replicas(list(specs))
-        url = await stack.enter_async_context(serving(gateway))
+        url = await stack.enter_async_context(serving(gateway, ws=partial(TunnelProtocol, gateway.tunnel)))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, trust_env=False, timeout=20))
         yield Rig(gateway, client, url, backlogs)
 

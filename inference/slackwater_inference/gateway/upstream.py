@@ -4,6 +4,7 @@ Owns the connection and the hop's own headers.  Decides nothing: `app` reads fro
 whether another replica may be tried.
 """
 
+import uuid
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+MAX_REQUEST_ID_CHARS = 128
 OURS = frozenset({b"host", b"content-length", b"expect"})  # the body is read, and sent as one
 
 
@@ -76,7 +78,7 @@ class Answer:
             async for chunk in self._rest:
                 yield chunk
         except httpx.TransportError as error:
-            raise Broken(str(error) or type(error).__name__) from error
+            raise Broken(error_text(error)) from error
 
 
 class Upstream:
@@ -86,6 +88,8 @@ class Upstream:
     """
 
     def __init__(self, connect_timeout_s: float = 2.0, silence_timeout_s: float = 300.0) -> None:
+        self.connect_timeout_s = connect_timeout_s
+        self.silence_timeout_s = silence_timeout_s
         self._client = httpx.AsyncClient(
             # A connection each: an idle one that the replica closes just now would look like its death.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
@@ -116,7 +120,7 @@ class Upstream:
         try:
             response = await self._client.send(outgoing, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise Unreachable(str(error) or type(error).__name__) from error
+            raise Unreachable(error_text(error)) from error
         except httpx.TransportError as error:
             raise _before_first_byte(error) from error
         try:
@@ -140,6 +144,18 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]], also_drop: frozenset[byte
     return [(name, value) for name, value in lowered if name not in dropped]
 
 
+def request_id_of(headers: Headers) -> bytes:
+    """The client's id if it is harmless in a log line, else a new one."""
+    given = dict(headers).get(b"x-request-id", b"")
+    harmless = 0 < len(given) <= MAX_REQUEST_ID_CHARS and all(0x21 <= byte <= 0x7E for byte in given)
+    return given if harmless else uuid.uuid4().hex.encode()
+
+
+def error_text(error: Exception) -> str:
+    """What an error says, or its kind where it says nothing."""
+    return str(error) or type(error).__name__
+
+
 def _before_first_byte(error: httpx.TransportError) -> UpstreamError:
     kind = TooSlow if isinstance(error, httpx.TimeoutException) else Died
-    return kind(str(error) or type(error).__name__)
+    return kind(error_text(error))
