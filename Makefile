@@ -6,7 +6,8 @@ PACKAGES := operator slurm inference kernels workers
 NAME ?= demo
 ARGS ?=
 INPUT ?=
-RECORDINGS := $(if $(SLACKWATER_CACHE),$(SLACKWATER_CACHE),$(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/slackwater)/recordings
+CACHE := $(if $(SLACKWATER_CACHE),$(SLACKWATER_CACHE),$(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/slackwater)
+RECORDINGS := $(CACHE)/recordings
 
 .PHONY: help demo test check lint fmt bench crds lock test-gpu clean
 
@@ -20,6 +21,7 @@ demo:  ## run the main job on this machine: real requests, real cleaning, real e
 
 test:  ## run every test that this machine can run
 	@.setup/setup dev
+	@.setup/sdk-tests "$(CACHE)/sdk-tests"
 	$(BIN)/pytest $(ARGS)
 
 check: lint test  ## what CI runs: ruff, mypy, import-linter, pytest

@@ -78,7 +78,9 @@ async def listen(client: httpx.AsyncClient, number: int, until_s: float, heard: 
         sent_s = time.monotonic()
         began_s, played_until_s, rest = 0.0, 0.0, 0
         text = f"{number}-{count}: {TEXT}"
-        async with client.stream("POST", "/v1/tts", json={"text": text, "format": "pcm", "normalize": False}) as answer:
+        async with client.stream(
+            "POST", "/v1/tts", json={"text": text, "format": "pcm", "latency": "balanced"}
+        ) as answer:
             answer.raise_for_status()
             async for data in answer.aiter_raw():
                 now_s = time.monotonic()
