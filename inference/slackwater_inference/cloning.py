@@ -144,10 +144,10 @@ class Cloner:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _encode(self, audio: bytes, text: str | None) -> Encoded:
-        samples = read_recording(audio, self._sample_rate_hz)
+        samples = prepare_reference(read_recording(audio, self._sample_rate_hz), self._sample_rate_hz)
         if text is not None:
             check_reference(samples, self._sample_rate_hz, text)
-        codes = self._codec.encode(prepare_reference(samples, self._sample_rate_hz))  # [num_codebooks, n]
+        codes = self._codec.encode(samples)  # [num_codebooks, n]
         return Encoded(tuple(map(tuple, codes.T.tolist())), len(samples) / self._sample_rate_hz)
 
     def _finish(self, key: _Key, done: "asyncio.Future[Encoded]") -> None:

@@ -35,6 +35,7 @@ from slackwater_inference.store.keys import KeyStore, Tier
 from slackwater_inference.store.objects import MEMORY_URL as MEMORY_STORE_URL
 from slackwater_inference.store.objects import ObjectStore
 from slackwater_inference.store.voices import VoiceStore
+from slackwater_inference.text.normalize import normalize
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ class Options:
     """What `slackwater engine serve` was asked for.
 
     model: `tiny` or a checkpoint's folder.   store, database: URLs; None = in memory, gone with the process.
-    asr: folder of a Whisper model.   keys: those that may speak; none = the database's, and everybody if it has none.
+    asr: folder of a Whisper model.   keys: those that may speak; none = the database's, and everybody if it has none,
+    unless `require_key`.
     """
 
     host: str
@@ -64,6 +66,7 @@ class Options:
     database: str | None
     asr: Path | None
     keys: tuple[str, ...]
+    require_key: bool
     threads: int
 
 
@@ -77,6 +80,7 @@ def run(options: Options, lifecycle: Lifecycle, listener: socket.socket | None) 
     engine = build_engine(options)
     services = build_services(options, engine)
     engine.warm_up()
+    normalize("1")  # reads its rules at the first number
     app = create_app(services)
     if listener is None:
         engine.stand_by()
@@ -107,6 +111,7 @@ def build_services(options: Options, engine: Engine) -> Services:
     settings = ApiSettings()
     database = Database(options.database or MEMORY_DATABASE_URL)
     voices = VoiceStore(database, ObjectStore(options.store or MEMORY_STORE_URL))
+    voices.sweep()
     cloner = Cloner(engine.codec, engine.model.codec.sample_rate_hz, engine.metrics.count_voice)
     asr: Transcriber | None = FasterWhisper(options.asr, settings.max_asr_seconds) if options.asr else None
     if options.store is None:
@@ -139,7 +144,7 @@ def _keys(options: Options, database: Database, settings: ApiSettings) -> KeySto
         return keys
     keys = KeyStore(database)
     # A revoked key counts: revoking the last one must not open the door.
-    return keys if keys.list() else None
+    return keys if options.require_key or keys.list() else None
 
 
 class _Server(uvicorn.Server):
@@ -182,6 +187,8 @@ async def _serve(
     loading.cancel()
     server.should_exit = True
     await serving
+    await services.library.settle()
+    services.cloner.close()
     engine.stop()
     return code
 

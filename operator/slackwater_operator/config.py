@@ -34,6 +34,9 @@ class Slots(Section):
     """CPU slots.  There is no honest default: a CPU slot is whatever share of the machine you say it is."""
 
 
+EMBEDDED_VOICE = "tiny"  # the one model that is a name and not a folder
+
+
 class Inference(Section):
     """The speech service behind one address."""
 
@@ -65,16 +68,33 @@ class Inference(Section):
     drain_grace_s: Seconds = 120
     """How long a leaving replica may finish its live streams; the longest stream is 95 s of audio."""
 
+    model: str = EMBEDDED_VOICE
+    """The embedded voice, or the folder of an S2-Pro checkpoint."""
+
+    store: str | None = None
+    """Where recordings of voices are kept: a folder or s3://bucket.  None: voices end with the engine that has them."""
+
+    database: str | None = None
+    """Voices and keys, with `store`: sqlite:///FILE or postgresql://…, the same for every engine."""
+
     keys_file: Path | None = None
-    """Bearer keys, one a line.  None: the API is open, which is refused unless `host` is a loopback address."""
+    """Bearer keys, one a line.  None: those of the database; without any, the API is open on a loopback address and
+    closed on any other."""
 
     @model_validator(mode="after")
     def bounds_agree(self) -> "Inference":
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})")
-        if self.keys_file is None and self.host not in ("127.0.0.1", "::1", "localhost"):
-            raise ValueError(f"host {self.host} can be reached from outside, so keys_file must be given")
+        if (self.store is None) != (self.database is None):
+            raise ValueError("store and database belong together: one has the recordings, one their names")
+        if self.keys_file is None and self.database is None and not self.is_local:
+            raise ValueError(f"host {self.host} can be reached from outside, so keys_file or database must be given")
         return self
+
+    @property
+    def is_local(self) -> bool:
+        """True if only this machine can reach the API."""
+        return self.host in ("127.0.0.1", "::1", "localhost")
 
 
 class Cleaning(Section):
@@ -183,8 +203,15 @@ def anchored(config: Config, folder: Path) -> Config:
             job.model_copy(update={"input": place(job.input), "output": place(job.output)}) for job in config.cleaning
         ),
     }
-    if config.inference and config.inference.keys_file:
-        changes["inference"] = config.inference.model_copy(update={"keys_file": place(config.inference.keys_file)})
+    if inference := config.inference:
+        placed: dict[str, Any] = {}
+        if inference.keys_file:
+            placed["keys_file"] = place(inference.keys_file)
+        if inference.model != EMBEDDED_VOICE:
+            placed["model"] = str(place(Path(inference.model)))
+        if inference.store and "://" not in inference.store:
+            placed["store"] = str(place(Path(inference.store)))
+        changes["inference"] = inference.model_copy(update=placed)
     return config.model_copy(update=changes)
 
 

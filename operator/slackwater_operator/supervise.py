@@ -21,7 +21,7 @@ from slackwater_operator.accounts import Accounts
 from slackwater_operator.cluster.local import LocalCluster
 from slackwater_operator.cluster.programs import Programs
 from slackwater_operator.cluster.slots import Slot, find_slots
-from slackwater_operator.config import Config, Inference
+from slackwater_operator.config import EMBEDDED_VOICE, Config, Inference
 from slackwater_operator.core import BudgetExceeded, Limits, PermanentError
 from slackwater_operator.loop import Loop, ServiceSpec
 from slackwater_operator.metrics import Metrics
@@ -147,6 +147,10 @@ class Supervisor:
                 )
             if inference.keys_file is not None and not inference.keys_file.is_file():
                 raise PermanentError(f"inference.keys_file: {inference.keys_file} is not a file")
+            if inference.model != EMBEDDED_VOICE and not Path(inference.model).is_dir():
+                raise PermanentError(
+                    f"inference.model: {inference.model} is neither {EMBEDDED_VOICE} nor the folder of a checkpoint"
+                )
         for index, job in enumerate(self._config.cleaning):
             if not job.input.is_dir():
                 raise PermanentError(f"cleaning[{index}].input: {job.input} is not a folder")

@@ -152,6 +152,19 @@ async def test_max_new_tokens_counts_for_each_part_of_the_text(shared):
     assert len(answer.content) == 20 * FRAME_BYTES
 
 
+async def test_a_number_that_is_a_part_of_its_own_is_read_in_the_language_of_the_text_around_it(shared):
+    text = "Wir zählen nicht die Häuser und auch nicht die Schiffe der Stadt. "
+    same = {"temperature": 0.0, "min_chunk_length": 0}
+
+    async with client_of(shared) as client:
+        digits = await client.post("/v1/tts", json=body(text=text + "25", normalize=True, **same))
+        words = await client.post("/v1/tts", json=body(text=text + "fünfundzwanzig", normalize=False, **same))
+        english = await client.post("/v1/tts", json=body(text=text + "twenty-five", normalize=False, **same))
+
+    assert digits.content == words.content
+    assert digits.content != english.content
+
+
 async def test_numbers_are_read_as_words_only_if_normalize_is_on(shared):
     async with client_of(shared) as client:
         words = await client.post("/v1/tts", json=body(text="It costs 12345 euros.", normalize=True))

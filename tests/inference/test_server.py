@@ -28,7 +28,22 @@ TEXT = "one two three four five six seven eight nine ten"  # 48 bytes: 45 frames
 
 
 def options(**changed):
-    plain = Options("127.0.0.1", 0, "tiny", 1, 1, 0.0, None, 0, None, None, None, (), 1)
+    plain = Options(
+        host="127.0.0.1",
+        port=0,
+        model="tiny",
+        slots=1,
+        max_queued=1,
+        pace_frames_per_s=0.0,
+        length=None,
+        seed=0,
+        store=None,
+        database=None,
+        asr=None,
+        keys=(),
+        require_key=False,
+        threads=1,
+    )
     return dataclasses.replace(plain, **changed)
 
 
@@ -39,6 +54,13 @@ def engine():
 
 def test_without_a_key_everybody_may_speak(engine):
     assert build_services(options(), engine).keys is None
+
+
+def test_without_a_key_nobody_may_speak_where_one_is_required(engine):
+    keys = build_services(options(require_key=True), engine).keys
+
+    assert keys is not None
+    assert not keys.list()
 
 
 def test_a_key_given_at_start_is_the_same_user_after_a_restart_and_bounded_by_the_engine_alone(engine):

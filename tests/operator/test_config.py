@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slackwater_operator.config import Config, load
+from slackwater_operator.cluster.programs import Programs
+from slackwater_operator.config import Config, Inference, load
 from slackwater_operator.core import PermanentError
 
 SAMPLE = Path(__file__).parents[2] / "manifests/samples/workstation.yaml"
@@ -44,7 +45,8 @@ def error_of(folder: Path, text: str) -> str:
         pytest.param(
             "inference: {min_replicas: 5}", "inference: min_replicas (5) is above max_replicas (4)", id="bounds"
         ),
-        pytest.param("inference: {host: 0.0.0.0}", "keys_file must be given", id="open to the world"),
+        pytest.param("inference: {host: 0.0.0.0}", "keys_file or database must be given", id="open to the world"),
+        pytest.param("inference: {store: voices}", "store and database belong together", id="half a store"),
         pytest.param("cleaning: [{name: a, input: x}]", "cleaning[0].output: is required", id="missing"),
         pytest.param(
             "cleaning: [{name: a, input: x, output: y}, {name: a, input: x, output: z}]",
@@ -67,11 +69,18 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_relative_paths_are_taken_from_the_files_folder(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("state_dir: s\ncleaning: [{name: a, input: in, output: /abs}]")
+    inference = "{model: s2, store: voices, database: 'sqlite:////db', keys_file: k}"
+    (tmp_path / "c.yaml").write_text(
+        f"state_dir: s\ncleaning: [{{name: a, input: in, output: /abs}}]\ninference: {inference}"
+    )
 
     config = load(tmp_path / "c.yaml")
 
     assert config.state_dir == tmp_path / "s"
+    assert config.inference is not None
+    assert config.inference.model == str(tmp_path / "s2")
+    assert (config.inference.store, config.inference.database) == (str(tmp_path / "voices"), "sqlite:////db")
+    assert config.inference.keys_file == tmp_path / "k"
     assert (config.cleaning[0].input, config.cleaning[0].output) == (tmp_path / "in", Path("/abs"))
 
 
@@ -84,8 +93,19 @@ def test_the_sample_shows_every_key_with_its_default() -> None:
     for section, own in examples.items():
         model = getattr(config, section)
         for name, info in type(model).model_fields.items():
-            if name == "keys_file":
-                assert re.search(r"# keys_file:", SAMPLE.read_text())
+            if name in ("keys_file", "store", "database"):
+                assert re.search(rf"# {name}:", SAMPLE.read_text())
             elif name not in own:
                 assert shown[section][name] == info.default, f"{section}.{name}"
     assert shown["cleaning"][0].keys() == type(config.cleaning[0]).model_fields.keys()
+
+
+def test_engines_get_the_model_and_the_stores_and_stay_closed_without_keys_where_others_can_reach_them() -> None:
+    alone = Programs(Inference()).engine(standby=False)
+    shared = Programs(
+        Inference(model="/s2", store="s3://voices", database="postgresql://db/voices", host="0.0.0.0")
+    ).engine(standby=False)
+
+    assert "--model=tiny" in alone
+    assert not [option for option in alone if option.startswith(("--store", "--database", "--require-key"))]
+    assert {"--model=/s2", "--store=s3://voices", "--database=postgresql://db/voices", "--require-key"} <= {*shared}

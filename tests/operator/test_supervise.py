@@ -199,6 +199,7 @@ def refused(config: Path) -> str:
         pytest.param({"slots": {"kind": "gpu"}}, "NVML shows no NVIDIA GPU", id="no GPU"),
         pytest.param({"inference": {"min_replicas": 3}}, "there are 2 slots", id="more replicas than slots"),
         pytest.param({"inference": {"keys_file": "nowhere"}}, "inference.keys_file", id="no keys"),
+        pytest.param({"inference": {"model": "s2-pro"}}, "neither tiny nor the folder", id="no model"),
         pytest.param(
             {"cleaning": [{"name": "a", "input": "nowhere", "output": "o"}]}, "cleaning[0].input", id="no input"
         ),

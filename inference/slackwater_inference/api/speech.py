@@ -19,6 +19,7 @@ from slackwater_inference.api.services import Services
 from slackwater_inference.audio.output import AudioOutput
 from slackwater_inference.core import BadRequest, Speech, Voice
 from slackwater_inference.stream import SpeechStream
+from slackwater_inference.text.detect import detect
 from slackwater_inference.text.normalize import normalize
 from slackwater_inference.text.parts import PartPlanner
 
@@ -26,6 +27,8 @@ from slackwater_inference.text.parts import PartPlanner
 _ENCODERS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="encoder")
 _LONG_TEXT_BYTES = 4_000  # planning and normalising a longer one would hold up the event loop for over a few ms
 _MAX_SEED = 2**62
+_CONTEXT_CHARS = 2_000  # of the newest text, by which its language is told
+_UNREAD = "und"  # a language whose numbers are left as they are
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -71,9 +74,11 @@ class Synthesis:
         self._meter = meter
         self._seconds_a_sample = 1 / (rate_hz * (body.prosody.speed if body.prosody else 1.0))
         self._planner = PartPlanner(body.chunk_length, body.min_chunk_length)
+        self._newest = ""  # text, up to _CONTEXT_CHARS
 
     async def feed(self, text: str) -> None:
         """Add text; what is complete by it is spoken.  Raises the engine's errors."""
+        self._newest = (self._newest + text)[-_CONTEXT_CHARS:]
         if len(text) > _LONG_TEXT_BYTES:
             await self._say(await asyncio.to_thread(lambda: self._spoken(self._planner.feed(text))))
         else:
@@ -107,9 +112,11 @@ class Synthesis:
     def _spoken(self, planned: list[str]) -> list[Part]:
         """The parts as they are to be spoken: with words for numbers, cut again where these made them too long."""
         parts = []
+        # A part may be all digits, so the language is that of the text around it.
+        language = detect(self._newest) or _UNREAD
         for text in planned:
             num_bytes = len(text.encode())
-            words = normalize(text) if self._body.normalize else text
+            words = normalize(text, language) if self._body.normalize else text
             if len(words.encode()) <= self._body.chunk_length:
                 parts.append(Part(text, words, num_bytes))
                 continue

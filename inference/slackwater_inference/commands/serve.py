@@ -33,6 +33,7 @@ def serve(
     asr: Annotated[Path | None, typer.Option(help="Folder of a Whisper model, for /v1/asr.")] = None,
     key: Annotated[list[str] | None, typer.Option(help="An API key that may speak; may be repeated.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="A file of API keys, one a line.")] = None,
+    require_key: Annotated[bool, typer.Option("--require-key", help="Without any key, let nobody in.")] = False,
     standby: Annotated[bool, typer.Option(help="Load, then wait for SIGUSR1 before taking a port.")] = False,
     supervised: Annotated[bool, typer.Option(help="Speak JSON lines with the parent process.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads; more than 1 collapses on a busy machine.")] = 1,
@@ -65,6 +66,7 @@ def serve(
             database=database,
             asr=asr,
             keys=tuple(keys),
+            require_key=require_key,
             threads=threads,
         )
         code = run(options, lifecycle, listener)

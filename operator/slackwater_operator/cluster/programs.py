@@ -47,6 +47,10 @@ class Programs:
             f"--slots={settings.slots_per_replica}",
             f"--max-queued={settings.slots_per_replica}",
             f"--pace={settings.pace_frames_per_s}",
+            f"--model={settings.model}",
+            *([f"--store={settings.store}"] if settings.store else []),
+            *([f"--database={settings.database}"] if settings.database else []),
+            *([] if settings.is_local else ["--require-key"]),
             *([f"--key-file={settings.keys_file}"] if settings.keys_file else []),
             *(["--standby"] if standby else []),
         ]
