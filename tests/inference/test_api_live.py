@@ -10,7 +10,7 @@ import torch
 from slackwater_inference.api.app import create_app
 from slackwater_inference.api.testing import micro_services, running
 from slackwater_inference.config.api import ApiSettings
-from slackwater_inference.testing import micro
+from slackwater_inference.testing.model import micro
 
 FRAME_BYTES = 2 * micro().codec.frame_samples  # in pcm
 SENTENCE = "A sentence that is long enough to be one part of the text, all by itself, as can be seen."

@@ -6,7 +6,7 @@ import torch
 
 from slackwater_inference.api.testing import client_of, micro_services, running
 from slackwater_inference.api.timestamps import align
-from slackwater_inference.testing import micro
+from slackwater_inference.testing.model import micro
 
 CODEC = micro().codec
 SENTENCE = "A sentence that is long enough to be one part of the text, all by itself, as can be seen."

@@ -15,7 +15,7 @@ from slackwater_inference.api.app import create_app
 from slackwater_inference.api.body import MAX_BODY_BYTES
 from slackwater_inference.api.testing import client_of, micro_services, running
 from slackwater_inference.config.api import ApiSettings
-from slackwater_inference.testing import micro
+from slackwater_inference.testing.model import micro
 
 TEXT = "a text of some forty characters, or so.."  # 40 bytes: 38 frames
 FRAME_BYTES = 2 * micro().codec.frame_samples  # in pcm

@@ -17,8 +17,8 @@ from slackwater_inference.config import CodecConfig, EngineConfig, ModelConfig, 
 from slackwater_inference.model.shapes import weight_shapes
 from slackwater_inference.model.weights import seeded_weights
 from slackwater_inference.model_runner import ModelRunner
-from slackwater_inference.testing import micro
-from slackwater_inference.testing_checkpoint import write_json
+from slackwater_inference.testing.checkpoint import write_json
+from slackwater_inference.testing.model import micro
 
 APP = typer.Typer()
 APP.command()(plan)

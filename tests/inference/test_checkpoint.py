@@ -15,13 +15,13 @@ from slackwater_inference.core import SamplingParams, Speech
 from slackwater_inference.engine import Engine
 from slackwater_inference.model.headers import INDEX, SINGLE
 from slackwater_inference.model.weights import FAST, SLOW, seeded_weights
-from slackwater_inference.testing import generate, micro, reference_choices
-from slackwater_inference.testing_checkpoint import (
+from slackwater_inference.testing.checkpoint import (
     split_projections,
     write_checkpoint,
     write_json,
     write_weights,
 )
+from slackwater_inference.testing.model import generate, micro, reference_choices
 from slackwater_inference.text.prompt import PromptBuilder
 
 SHARD_1, SHARD_2 = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -11,8 +11,8 @@ from slackwater_inference.codec.shapes import decode_shapes, decode_state_size, 
 from slackwater_inference.codec.weights import seeded_codec_weights
 from slackwater_inference.config import CodecConfig, tiny
 from slackwater_inference.config.codec import CodecTransformerConfig
-from slackwater_inference.testing import micro_codec
-from slackwater_inference.testing_codec import random_codec_weights, reference_decode, reference_encode
+from slackwater_inference.testing.codec import random_codec_weights, reference_decode, reference_encode
+from slackwater_inference.testing.model import micro_codec
 
 NUM_CODEBOOKS, NUM_SEMANTIC = 3, 40
 

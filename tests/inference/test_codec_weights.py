@@ -8,8 +8,8 @@ from slackwater_inference.codec.codec import Codec
 from slackwater_inference.codec.shapes import codec_weight_shapes
 from slackwater_inference.codec.weights import check_codec_weights, load_codec, seeded_codec_weights
 from slackwater_inference.config import CodecConfig
-from slackwater_inference.testing import micro_codec
-from slackwater_inference.testing_codec import published_layout, random_codec_weights
+from slackwater_inference.testing.codec import published_layout, random_codec_weights
+from slackwater_inference.testing.model import micro_codec
 
 MICRO = micro_codec()
 DIMS = (MICRO, 3, 40)

@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from slackwater_inference.config import EngineConfig, tiny
-from slackwater_inference.testing import micro
+from slackwater_inference.testing.model import micro
 
 MODEL = micro()  # 512 positions
 

@@ -23,7 +23,7 @@ from slackwater_inference.core import (
 )
 from slackwater_inference.engine import Engine
 from slackwater_inference.model.weights import seeded_weights
-from slackwater_inference.testing import micro
+from slackwater_inference.testing.model import micro
 from slackwater_inference.text.tokenizer import ByteTokenizer
 
 MODEL = micro()

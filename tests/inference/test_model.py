@@ -8,7 +8,7 @@ from slackwater_inference.model.fast import FastTransformer
 from slackwater_inference.model.layers import head_norm, rms_norm, rope_table, rotate
 from slackwater_inference.model.slow import SlowTransformer
 from slackwater_inference.model.weights import FAST, SLOW, check_weights, seeded_weights
-from slackwater_inference.testing import micro
+from slackwater_inference.testing.model import micro
 
 MODEL = micro()
 WEIGHTS = seeded_weights(MODEL, 0)

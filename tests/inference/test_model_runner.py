@@ -8,7 +8,7 @@ from slackwater_inference.model.weights import FAST, SLOW, seeded_weights
 from slackwater_inference.model_runner import ModelRunner
 from slackwater_inference.sampler import WINDOW_FRAMES
 from slackwater_inference.scheduler import Limits, Scheduler
-from slackwater_inference.testing import micro, reference_columns
+from slackwater_inference.testing.model import micro, reference_columns
 from slackwater_inference.text.prompt import PromptBuilder
 from slackwater_inference.text.tokenizer import ByteTokenizer
 

@@ -8,7 +8,7 @@ import torch
 from slackwater_inference import sampler
 from slackwater_inference.core import Reference, SamplingParams, Voice
 from slackwater_inference.model.weights import seeded_weights
-from slackwater_inference.testing import generate, micro, reference_choices, reference_columns
+from slackwater_inference.testing.model import generate, micro, reference_choices, reference_columns
 from slackwater_inference.text.prompt import PromptBuilder
 from slackwater_inference.text.tokenizer import ByteTokenizer
 

@@ -4,8 +4,8 @@ import pytest
 
 from slackwater_inference.config import tiny
 from slackwater_inference.core import Reference, Voice
-from slackwater_inference.testing import micro
-from slackwater_inference.testing_checkpoint import bpe_tokenizer, with_tokenizer
+from slackwater_inference.testing.checkpoint import bpe_tokenizer, with_tokenizer
+from slackwater_inference.testing.model import micro
 from slackwater_inference.text.prompt import PromptBuilder, frame_budget
 from slackwater_inference.text.tokenizer import BpeTokenizer, ByteTokenizer
 

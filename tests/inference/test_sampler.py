@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from slackwater_inference import sampler
-from slackwater_inference.testing import reference_draw
+from slackwater_inference.testing.model import reference_draw
 
 
 def draw(logits, temperature=1.0, top_p=1.0, top_k=30, uniforms=None):

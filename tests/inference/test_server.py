@@ -21,7 +21,7 @@ from slackwater_inference.store.database import Database
 from slackwater_inference.store.keys import KeyStore
 from slackwater_inference.store.objects import ObjectStore
 from slackwater_inference.store.voices import VoiceStore
-from slackwater_inference.testing_checkpoint import write_checkpoint
+from slackwater_inference.testing.checkpoint import write_checkpoint
 
 COMMAND = [sys.executable, "-c", "from slackwater_inference.cli import app; app()", "serve"]
 TEXT = "one two three four five six seven eight nine ten"  # 48 bytes: 45 frames

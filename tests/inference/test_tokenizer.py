@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from slackwater_inference.testing_checkpoint import bpe_tokenizer
+from slackwater_inference.testing.checkpoint import bpe_tokenizer
 from slackwater_inference.text.tokenizer import BpeTokenizer, ByteTokenizer, special_ids
 
 BPE = bpe_tokenizer(8)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from slackwater_inference.codec.codec import Codec
 from slackwater_inference.codec.weights import seeded_codec_weights
-from slackwater_inference.testing import micro
+from slackwater_inference.testing.model import micro
 from slackwater_inference.vocoder import Vocoder
 
 MODEL = micro()

@@ -28,7 +28,7 @@ from slackwater_inference.store.keys import KeyStore
 from slackwater_inference.store.objects import MEMORY_URL as MEMORY_STORE_URL
 from slackwater_inference.store.objects import ObjectStore
 from slackwater_inference.store.voices import VoiceStore
-from slackwater_inference.testing import micro
+from slackwater_inference.testing.model import micro
 from slackwater_inference.text.tokenizer import ByteTokenizer
 
 

@@ -17,7 +17,7 @@ from slackwater_inference.store.keys import KeyStore, Tier
 from slackwater_inference.store.objects import ObjectStore
 from slackwater_inference.store.records import NewSample, NewVoice, Visibility
 from slackwater_inference.store.voices import VoiceStore
-from slackwater_inference.testing_process import ENGINE, GATEWAY, ServerProcess, server_process
+from slackwater_inference.testing.process import ENGINE, GATEWAY, ServerProcess, server_process
 
 HERE = Path(__file__).parent
 SLOTS = 16

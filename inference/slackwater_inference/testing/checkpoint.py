@@ -18,7 +18,7 @@ from slackwater_inference.codec.weights import seeded_codec_weights
 from slackwater_inference.config import ModelConfig, TransformerConfig
 from slackwater_inference.model.headers import INDEX, SINGLE
 from slackwater_inference.model.weights import Weights, seeded_weights
-from slackwater_inference.testing import micro
+from slackwater_inference.testing.model import micro
 
 # In the order of the published tokenizer; the semantic tokens follow.
 _SPECIAL = (
