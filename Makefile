@@ -9,7 +9,7 @@ INPUT ?=
 CACHE := $(if $(SLACKWATER_CACHE),$(SLACKWATER_CACHE),$(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/slackwater)
 RECORDINGS := $(CACHE)/recordings
 
-.PHONY: help demo test check lint fmt bench crds lock test-gpu clean
+.PHONY: help demo test check lint fmt bench crds lock test-gpu slurm-up slurm-down clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,7 @@ demo:  ## run the main job on this machine: real requests, real cleaning, real e
 test:  ## run every test that this machine can run
 	@.setup/setup dev
 	@.setup/sdk-tests "$(CACHE)/sdk-tests"
+	@.setup/slurm --if-possible
 	$(BIN)/pytest $(ARGS)
 
 check: lint test  ## what CI runs: ruff, mypy, import-linter, pytest
@@ -54,6 +55,14 @@ lock:  ## pin the dependencies anew in .setup/locks
 test-gpu:  ## run the tests that need an NVIDIA GPU
 	@.setup/setup dev
 	$(BIN)/pytest -m gpu --record tests/gpu-results.json $(ARGS)
+
+slurm-up:  ## start a real Slurm on this machine: four nodes, GPUs that are only counted (as root)
+	@.setup/setup demo
+	@.setup/slurm
+	@$(BIN)/slackwater slurm up $(ARGS)
+
+slurm-down:  ## end it with all its jobs
+	@$(BIN)/slackwater slurm down $(ARGS)
 
 clean:  ## remove what make made here (the cache of recordings stays)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-report.html demo-report.json demo-speech.mp3

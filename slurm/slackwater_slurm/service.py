@@ -1,0 +1,190 @@
+"""`slackwater slurm run`: the controller as a process.
+
+Puts client, cluster, ledgers and metrics together and ticks until every job is done or it is told to stop.
+Leaves its arrays as they are when it ends: Slurm goes on with them, and the next controller adopts them.
+"""
+
+import logging
+import os
+import pwd
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client import start_http_server
+
+from slackwater_operator.core import PermanentError
+from slackwater_operator.status import StateFolder
+from slackwater_slurm.changes import EARLY_S, Changes
+from slackwater_slurm.client.base import SlurmClient
+from slackwater_slurm.cluster import SlurmCluster
+from slackwater_slurm.config import CleaningJob, Config
+from slackwater_slurm.core import SlurmError
+from slackwater_slurm.exporter import Exporter
+from slackwater_slurm.ledger import LedgerWatch, Progress
+
+logger = logging.getLogger(__name__)
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0  # between tries while Slurm does not answer
+
+Connect = Callable[[Exporter], SlurmClient]
+
+
+def this_user() -> str:
+    """The name under which Slurm runs what this process submits.
+
+    Raises PermanentError when there is none: our jobs could not be told from others'.
+    """
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError as error:
+        raise PermanentError(
+            f"user id {os.geteuid()} has no name on this machine; run as a user whom Slurm knows"
+        ) from error
+
+
+@dataclass(slots=True)
+class JobWatch:
+    """What the service remembers of one job: how far it is, and whether its workers are any good."""
+
+    spec: CleaningJob
+    ledger: LedgerWatch
+    settled: int = 0
+    ended_early: int = 0  # workers that ended soon after their start, since an item was last settled
+    is_finished: bool = False
+    failure: str = ""
+    _answers: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        return self.ledger.progress is not None
+
+    @property
+    def is_open(self) -> bool:
+        return not self.is_finished and not self.failure
+
+    def look(self, now_s: float) -> None:
+        """Ask the ledger when it is time; what is finished stays finished."""
+        if not self.is_finished:
+            self.ledger.poll(now_s)
+        if self.ledger.progress is not None and self.ledger.answers > self._answers:
+            self._answers = self.ledger.answers
+            self._judge(self.ledger.progress)
+
+    def _judge(self, progress: Progress) -> None:
+        """Stop a job whose workers end and end and settle nothing; else they would be started for ever."""
+        if progress.items_settled > self.settled:
+            self.settled, self.ended_early = progress.items_settled, 0
+        if progress.is_finished:
+            self.is_finished = True
+            logger.info("finished job=%s items=%d", self.spec.name, progress.items_settled)
+        elif self.ended_early >= self.spec.max_failures and not self.failure:
+            self.failure = (
+                f"job {self.spec.name}: {self.ended_early} workers ended within {EARLY_S:g} s of their start and"
+                f" settled nothing; their last words are in {self.spec.logs_folder}; mend that and start again"
+            )
+            logger.error("%s", self.failure)
+
+    def count(self, changes: Changes) -> None:
+        """Take note of ended workers; the ledger's next answer says whether they did anything."""
+        if dict(changes.ended).get(self.spec.name):
+            self.ledger.ask_soon()
+        self.ended_early += dict(changes.ended_early).get(self.spec.name, 0)
+
+
+@dataclass(slots=True)
+class Service:
+    """One controller.  `run` returns when every job is done or `stop` is set."""
+
+    config: Config
+    connect: Connect
+    user: str = field(default_factory=this_user)
+    epoch_s: Callable[[], float] = time.time
+
+    def run(self, stop: threading.Event) -> None:
+        """Control until all is done.
+
+        Raises PermanentError with one line for what a person must mend: an unknown partition or GPU type, no
+        Slurm, a port in use, a job whose workers all fail.
+        """
+        if self.config.slurm_conf is not None and not self.config.slurm_conf.is_file():
+            raise PermanentError(f"slurm_conf: {self.config.slurm_conf} is not a file")  # Slurm would search for 30 s
+        folder = StateFolder(self.config.state_dir)
+        folder.claim()
+        _make_logs_folders(self.config.jobs)
+        exporter = Exporter()
+        watches = [JobWatch(job, LedgerWatch(job.output, self.config.progress_s)) for job in self.config.jobs]
+        try:
+            client = self.connect(exporter)
+            cluster = SlurmCluster(
+                client,
+                user=self.user,
+                partition=self.config.partition,
+                jobs=self.config.jobs,
+                maintenance_lead_s=self.config.maintenance_lead_s,
+            )
+            serve_metrics(exporter, self.config.metrics_port)
+            self._keep_going(cluster, exporter, watches, stop)
+        finally:
+            for watch in watches:
+                watch.ledger.close()
+        if failures := [watch.failure for watch in watches if watch.failure]:
+            raise PermanentError("; ".join(failures))
+
+    def _keep_going(
+        self, cluster: SlurmCluster, exporter: Exporter, watches: list[JobWatch], stop: threading.Event
+    ) -> None:
+        wait_s = 0.0
+        said = ""
+        while not stop.is_set():
+            for watch in watches:
+                watch.look(time.monotonic())
+            try:
+                if not cluster.is_connected:
+                    cluster.connect()
+                is_done = self._tick(cluster, exporter, watches)
+            except SlurmError as error:
+                if isinstance(error, PermanentError) and not cluster.is_connected:
+                    raise  # at the start a person is there; later a new release or a lost right may be mended
+                wait_s = min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * wait_s))
+                if str(error) != said:
+                    logger.warning("no good answer from Slurm, trying again with back-off: %s", error)
+                said = str(error)
+                stop.wait(wait_s)
+                continue
+            if said:
+                logger.info("Slurm answers again")
+            said, wait_s = "", 0.0
+            if is_done:
+                return
+            stop.wait(self.config.tick_s)
+
+    def _tick(self, cluster: SlurmCluster, exporter: Exporter, watches: list[JobWatch]) -> bool:
+        """One tick; True when every job is over and nothing of it is left in the queue."""
+        open_jobs = {watch.spec.name: watch.is_open for watch in watches if watch.is_known}
+        tick = cluster.tick(self.epoch_s(), open_jobs)
+        for watch in watches:
+            watch.count(tick.changes)
+        exporter.add(cluster.name, tick, {watch.spec.name: watch.ledger.progress or Progress() for watch in watches})
+        ours = {watch.spec.name for watch in watches}
+        return not any(watch.is_open for watch in watches) and not any(a.job in ours for a in tick.seen.arrays)
+
+
+def serve_metrics(exporter: Exporter, port: int | None) -> None:
+    """Raises PermanentError when the port cannot be used."""
+    if port is None:
+        return
+    try:
+        start_http_server(port, addr="127.0.0.1", registry=exporter.registry)
+    except OSError as error:
+        raise PermanentError(f"metrics_port {port} cannot be used: {error}") from error
+
+
+def _make_logs_folders(jobs: Sequence[CleaningJob]) -> None:
+    """Slurm makes no folder for a job's output, and a job without one fails without a word."""
+    for job in jobs:
+        try:
+            job.logs_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PermanentError(f"job {job.name}: the folder for logs cannot be made: {error}") from error
