@@ -48,4 +48,6 @@ def test_a_table_follows_its_result() -> None:
     }
 
     assert "| useful ratio | 70.0 % | alone: 35.0 % |" in render.table(document)
+    assert render.label("first_audio_p50_s_c16") == "first audio p50, 16 at once"
+    assert render.label("frames_per_s_c1") == "frames per s, 1 at once"
     assert "| items | 1,234 |" in render.table(document)

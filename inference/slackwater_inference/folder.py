@@ -23,8 +23,9 @@ from slackwater_inference.text.tokenizer import AUDIO_PAD, IM_END, PAD, SpecialI
 _DTYPES: dict[str, Literal["float32", "bfloat16"]] = {"F32": "float32", "BF16": "bfloat16"}
 _CODEC_FILES = ("codec.safetensors", "codec.pth")
 
-# The published runaway guard is 12 frames a token, which is about three times the expected length.
-_LENGTH_MARGIN = 3.0
+# Never less than the published runaway guard, 12 frames a token, which then decides alone: a token is a byte at least.
+# A tighter one would cut off what is spelt out: "FBI" has three bytes and is said as three words.
+_LENGTH_MARGIN = 14.0
 
 
 class BadCheckpoint(PermanentError):
@@ -78,7 +79,7 @@ def _json(path: Path, faults: list[str]) -> dict[str, Any] | None:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         faults.append(f"{path.name} must be there")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last one is that of a thousand brackets
         faults.append(f"{path.name} cannot be read: {error}")
     else:
         if isinstance(data, dict):

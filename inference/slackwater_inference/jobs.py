@@ -36,6 +36,7 @@ from slackwater_inference.vocoder import CodeStream
 MAX_SEED = 2**62
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that every part of a stream has a seed of its own
 _MAX_RETRY_AFTER_S = 60
+_LEAST_ROOM = 2  # times the expected length of a text
 _SMOOTHING = 0.1  # weight of the newest value in the running means
 
 
@@ -245,14 +246,16 @@ class Jobs:
         budget = frame_budget(text, num_tokens, speech.max_new_tokens, self._model)
         if budget.max_frames < 1:
             raise BadRequest(f"max_new_tokens must be at least 1, got {speech.max_new_tokens}")
-        num_positions = num_fixed + num_tokens + budget.max_frames
-        if num_positions > self._longest:
+        # A text seldom needs its whole budget, which guards against a runaway; twice what is expected must fit.
+        num_frames = min(budget.max_frames, _LEAST_ROOM * budget.expected_frames)
+        room = self._longest - num_fixed - num_tokens
+        if num_frames > room:
             self._metrics.count_rejected("too_long")
             raise BadRequest(
-                f"voice, text and its audio need {num_positions} positions, at most {self._longest} are kept; "
-                "send shorter parts or references"
+                f"voice, text and its audio need {num_fixed + num_tokens + num_frames} positions, at most "
+                f"{self._longest} are kept; send shorter parts or references"
             )
-        return budget
+        return replace(budget, max_frames=min(budget.max_frames, room))
 
     def _retry_after_s(self, request: Request, step_s: float | None) -> int:
         """Whole seconds until the queue has moved on by its own length, at the measured service rate."""

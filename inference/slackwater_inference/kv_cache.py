@@ -125,9 +125,9 @@ class KvCache:
         self._held[key] = _Piece(list(blocks), 1)
         return blocks
 
-    def num_sole(self, keys: Iterable[bytes]) -> int:
-        """Blocks of held pieces that become available when their one holder lets go."""
-        return sum(self.blocks_per_piece for key in keys if self._held[key].num_holders == 1)
+    def num_holders(self, key: bytes) -> int:
+        """How many sequences hold a piece that somebody holds; its blocks are available when the last lets go."""
+        return self._held[key].num_holders
 
     def check(self, holders: Iterable[tuple[Sequence[bytes], Sequence[int]]]) -> None:
         """Raise AssertionError unless `holders` (their pieces' keys, their own blocks) account for every block once."""

@@ -28,6 +28,9 @@ def listen(host: str, port: int) -> socket.socket:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise PortUnavailable(f"cannot listen on {host}:{port}: {reason}; choose another address or port") from error
     listener.setblocking(False)
+    # Its connections inherit it; asyncio leaves it off for a socket that it did not make itself.  Without it a small
+    # chunk of audio waits until the client has confirmed the one before, which may take it 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 

@@ -64,7 +64,7 @@ class Candidates:
 def candidates(logits: Tensor) -> Candidates:
     """Sort out the best of logits fp32 [b, v].  Whatever cannot be spoken must be masked or cut before."""
     top, index = torch.topk(logits, min(MAX_TOP_K, logits.shape[-1]))
-    mass = torch.exp(top - logits.logsumexp(-1, keepdim=True)).cumsum(-1)
+    mass = logits.softmax(-1).gather(-1, index).cumsum(-1)
     return Candidates(top, index, mass)
 
 

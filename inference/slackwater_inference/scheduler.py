@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Self
 
 from slackwater_inference.batch import Pace, PrefillChunk, Sequence, StepPlan
@@ -209,13 +210,16 @@ class Scheduler:
         for sequence in sequences:
             extra = lent.get(sequence.request.request_id, 0) if lent else 0
             own = len(sequence.blocks) - self._num_shared_blocks(sequence) + extra
-            gives_back = own + self._cache.num_sole(sequence.keys[: sequence.num_shared])
-            claims.append((self._need(sequence) - extra, gives_back))
+            claims.append((self._need(sequence) - extra, own, sequence.keys[: sequence.num_shared]))
+        num_holders: dict[bytes, int] = {}
         # Who needs least goes first: what he gives back only helps the others.
-        for need, gives_back in sorted(claims):
+        for need, own, shared in sorted(claims, key=itemgetter(0)):
             if need > available:
                 return False
-            available += gives_back
+            available += own
+            for key in shared:  # comes back with the last of its holders; one that is a hold never does
+                num_holders[key] = num_holders.get(key, self._cache.num_holders(key)) - 1
+                available += 0 if num_holders[key] else self._cache.blocks_per_piece
         return True
 
     # Admission.

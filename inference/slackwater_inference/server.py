@@ -167,6 +167,7 @@ async def _serve(
         # Answers pings in its protocol, on the event loop, and holds one message at a time for the application.
         ws="wsproto",
         ws_max_size=_MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # encoded audio gets no smaller, and 400 kB can unpack to 400 MB
         server_header=False,
         timeout_keep_alive=75,
     )

@@ -39,9 +39,11 @@ def table(document: dict[str, Any]) -> str:
 
 
 def label(what: str) -> str:
-    """A row's name in words; the unit stands with the figure."""
+    """A row's name in words; the unit stands with the figure, and `_c16` means 16 at once."""
     name, comma, case = what.partition(",")
-    return re.sub(r"_(s|mib)$", "", name).replace("_", " ") + comma + case
+    name, _, at_once = re.sub(r"_c(\d+)$", r"|\1", name).partition("|")
+    words = re.sub(r"(?<!_per)_(s|mib)$", "", name).replace("_", " ")
+    return words + (f", {at_once} at once" if at_once else "") + comma + case
 
 
 def figure(value: float | None, unit: str) -> str:

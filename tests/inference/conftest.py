@@ -1,6 +1,7 @@
-"""Real servers for the store's tests: SQLite, PostgreSQL, and one that speaks S3.
+"""What test files of this room share: an application that speaks, its services, and real servers for the store.
 
-Each server starts with the first test that asks for it and ends with the session.
+The servers (SQLite, PostgreSQL, one that speaks S3) start with the first test that asks for them and end with the
+session.  torch is imported only where a test asks for it.
 """
 
 import itertools
@@ -15,10 +16,46 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 _START_LIMIT_S = 30.0
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: micro models are slower on several, and other tests may run beside."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def speaking_app() -> Iterator[Any]:
+    """An application whose engine runs for all tests of a file that leave it as it was; texts of 1000 bytes at most."""
+    from slackwater_inference.api.app import create_app
+    from slackwater_inference.api.testing import micro_services
+    from slackwater_inference.config.api import ApiSettings
+
+    services = micro_services(settings=ApiSettings(max_text_bytes=1000))
+    services.engine.start()
+    yield create_app(services)
+    services.engine.stop()
+    services.cloner.close()
+
+
+@pytest.fixture(scope="module")
+def idle_services() -> Iterator[Any]:
+    """Services whose engine is not started; neither it nor the cloner is changed by a voice."""
+    from slackwater_inference.api.testing import micro_services
+
+    services = micro_services()
+    yield services
+    services.cloner.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -9,18 +9,11 @@ import ormsgpack
 import pytest
 import soundfile
 
-from slackwater_inference.api.testing import FakeTranscriber, client_of, micro_services
+from slackwater_inference.api.testing import FakeTranscriber, assert_error, client_of, micro_services
 from slackwater_inference.asr import AsrUnavailable, FasterWhisper, Segment, Transcript
 from slackwater_inference.core import BadRequest, QueueFull
 
 SAID = Transcript("two words", 1.5, (Segment("two", 0.0, 0.7), Segment("words", 0.8, 1.5)), "en")
-
-
-def assert_error(answer, status, *words):
-    assert answer.status_code == status, answer.text
-    assert answer.json().keys() == {"status", "message"}
-    for word in words:
-        assert word in answer.json()["message"]
 
 
 @pytest.fixture(scope="module")

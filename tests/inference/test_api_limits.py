@@ -7,7 +7,7 @@ from slackwater_inference.api.app import create_app
 from slackwater_inference.api.auth import Caller
 from slackwater_inference.api.errors import ApiError
 from slackwater_inference.api.limits import Limits
-from slackwater_inference.api.testing import client_of, micro_services, running
+from slackwater_inference.api.testing import assert_error, client_of, micro_services, running
 from slackwater_inference.metrics import EngineMetrics
 
 TEXT = "forty bytes of text to speak, and a bit."
@@ -25,13 +25,6 @@ def services():
 @pytest.fixture(scope="module")
 def app(services):
     return create_app(services)
-
-
-def assert_error(answer, status, *words):
-    assert answer.status_code == status, answer.text
-    assert answer.json().keys() == {"status", "message"}
-    for word in words:
-        assert word in answer.json()["message"]
 
 
 async def speak(served, authorization, **headers):

@@ -2,22 +2,15 @@ import base64
 import json
 
 import pytest
-import torch
 
 from slackwater_inference.api.testing import client_of, micro_services, running
 from slackwater_inference.api.timestamps import align
 from slackwater_inference.testing.model import micro
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CODEC = micro().codec
 SENTENCE = "A sentence that is long enough to be one part of the text, all by itself, as can be seen."
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 async def events_of(services, **fields):

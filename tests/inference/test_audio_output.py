@@ -137,15 +137,29 @@ def test_wav_says_that_its_length_is_unknown_and_has_whole_samples() -> None:
 
     assert first[:12] == b"RIFF" + (4_294_967_076).to_bytes(4, "little") + b"WAVE"
     assert first[36:44] == b"data" + (4_294_967_040).to_bytes(4, "little")
-    assert (len(first), len(second), len(last)) == (44 + 8_192, 8_192, 0)
+    assert (len(first), len(second), len(last)) == (44 + 8_192 - 88, 8_192, 88)  # a millisecond waits
 
 
 def test_plain_samples_are_rounded_and_what_is_too_loud_does_not_wrap() -> None:
     values = np.array([0.0, 1.0, -1.0, 1.5, -7.0, 0.5 / 32_767], np.float32)
 
-    data = b"".join(made(OutputSettings("pcm"), values))
+    data = b"".join(made(OutputSettings("pcm"), np.concatenate([values, sine(0.001)])))
 
-    assert np.frombuffer(data, "<i2").tolist() == [0, 32_767, -32_767, 32_767, -32_767, 0]
+    assert np.frombuffer(data, "<i2")[:6].tolist() == [0, 32_767, -32_767, 32_767, -32_767, 0]
+
+
+@pytest.mark.parametrize("rate_hz", [8_000, 44_100])
+def test_a_sound_that_is_cut_at_full_level_ends_without_a_click(rate_hz: int) -> None:
+    loud = np.full(RATE_HZ // 10, 0.8, np.float32)
+
+    data = b"".join(made(OutputSettings("pcm", sample_rate_hz=rate_hz), loud, (4_096, 0, 7)))
+
+    samples = np.frombuffer(data, "<i2") / 32_768
+    assert len(samples) == rate_hz // 10
+    last_ms = samples[-rate_hz // 1_000 :]
+    assert samples[-rate_hz // 50] > 0.75
+    assert last_ms[-1] == 0.0
+    assert np.abs(np.diff(last_ms)).max() < 1.2 * 0.8 / (len(last_ms) - 1)
 
 
 @pytest.mark.parametrize("format", ["wav", "pcm", "mp3", "opus"])

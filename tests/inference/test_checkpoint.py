@@ -24,15 +24,9 @@ from slackwater_inference.testing.checkpoint import (
 from slackwater_inference.testing.model import generate, micro, reference_choices
 from slackwater_inference.text.prompt import PromptBuilder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHARD_1, SHARD_2 = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @functools.cache

@@ -148,6 +148,14 @@ async def test_many_large_bodies_at_once_are_refused_and_their_memory_is_given_b
         assert (await made.client.post("/v1/tts", content=b"x" * 1000)).status_code == 200
 
 
+async def test_a_whole_recording_of_32_mib_passes() -> None:
+    async with replica(say_hello) as (played, spec), rig(spec) as made:
+        answer = await made.client.post("/model", content=b"x" * 32 * 2**20)
+
+    assert answer.status_code == 200
+    assert len(played.calls[0].body) == 32 * 2**20
+
+
 # Readiness
 
 

@@ -123,6 +123,19 @@ async def test_a_stream_that_breaks_is_an_error_even_for_a_client_without_chunks
         writer.close()
 
 
+async def test_a_post_that_may_have_been_done_is_not_sent_again() -> None:
+    async def dying(call: Call) -> None:
+        await call.die()
+
+    async with replica(dying) as (first, one), replica(say_hello) as (second, two), rig(one, two) as made:
+        made_twice = await made.client.post("/model", content=b"voice")
+        looked = await made.client.get("/model")
+
+    assert made_twice.status_code == 502
+    assert (looked.status_code, looked.content) == (200, b"hello"), "a look may be repeated"
+    assert (len(first.calls), len(second.calls)) == (2, 1)
+
+
 # Replicas that leave
 
 

@@ -97,12 +97,12 @@ def test_a_piece_made_twice_is_kept_once():
     cache.check([(keys(4), []), (keys(4), [])])
 
 
-def test_counts_what_a_sole_holder_gives_back():
+def test_counts_the_holders_of_a_piece():
     cache = KvCache(8, 2)
     put(cache, keys(8))
     cache.share(keys(8)[:1])
 
-    assert cache.num_sole(keys(8)) == 2
+    assert [cache.num_holders(key) for key in keys(8)] == [2, 1]
 
 
 def test_refuses_a_block_that_is_freed_twice_or_is_shared():

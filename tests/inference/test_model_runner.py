@@ -12,16 +12,10 @@ from slackwater_inference.testing.model import micro, reference_columns
 from slackwater_inference.text.prompt import PromptBuilder
 from slackwater_inference.text.tokenizer import ByteTokenizer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODEL = micro()
 PREFIX = PromptBuilder(MODEL, ByteTokenizer()).prefix(None)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def request(name, text="some words", frames=20, model=MODEL, **sampling):

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 
 from slackwater_inference import sampler
 from slackwater_inference.core import Reference, SamplingParams, Voice
@@ -12,15 +11,9 @@ from slackwater_inference.testing.model import generate, micro, reference_choice
 from slackwater_inference.text.prompt import PromptBuilder
 from slackwater_inference.text.tokenizer import ByteTokenizer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUM_FRAMES = 64
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def random_model(draw):

@@ -2,9 +2,10 @@ import json
 
 import pytest
 
+from slackwater_inference.checkpoint import load
 from slackwater_inference.config import tiny
 from slackwater_inference.core import Reference, Voice
-from slackwater_inference.testing.checkpoint import bpe_tokenizer, with_tokenizer
+from slackwater_inference.testing.checkpoint import bpe_tokenizer, with_tokenizer, write_checkpoint
 from slackwater_inference.testing.model import micro
 from slackwater_inference.text.prompt import PromptBuilder, frame_budget
 from slackwater_inference.text.tokenizer import BpeTokenizer, ByteTokenizer
@@ -174,3 +175,13 @@ def test_the_frame_budget_follows_from_the_text(text, max_new_tokens, stops_itse
     budget = frame_budget(text, len(text.encode()), max_new_tokens, model)
 
     assert (budget.expected_frames, budget.max_frames) == (expected, at_most)
+
+
+@pytest.mark.parametrize("text", ["A1B2C3D4", "FBI, CIA, NSA", "0" * 40])
+def test_a_text_that_is_spelt_out_gets_the_published_12_frames_a_token_of_a_loaded_voice(tmp_path, text):
+    write_checkpoint(tmp_path)
+    voice = load(tmp_path)
+
+    num_tokens = len(voice.tokenizer.encode(text))
+
+    assert frame_budget(text, num_tokens, None, voice.config).max_frames == 12 * num_tokens

@@ -53,11 +53,30 @@ def film() -> bytes:
     return file.getvalue()
 
 
-def wav_of(samples: bytes, rate_hz: int, format_tag: int = 1, bits: int = 16) -> bytes:
-    block = bits // 8
-    header = struct.pack("<4sIHHIIHH", b"fmt ", 16, format_tag, 1, rate_hz, rate_hz * block, block, bits)
+def wav_of(samples: bytes, rate_hz: int, format_tag: int = 1, bits: int = 16, channels: int = 1) -> bytes:
+    block = channels * bits // 8
+    header = struct.pack("<4sIHHIIHH", b"fmt ", 16, format_tag, channels, rate_hz, rate_hz * block, block, bits)
     body = b"WAVE" + header + struct.pack("<4sI", b"data", len(samples)) + samples
     return struct.pack("<4sI", b"RIFF", len(body)) + body
+
+
+def test_a_file_in_an_unknown_encoding_is_refused() -> None:
+    data = wav_of(b"\0" * 4_000, RATE_HZ, format_tag=0x7777)
+
+    with pytest.raises(BadRequest, match="encoding that is not known"):
+        read_recording(data, RATE_HZ)
+
+
+@pytest.mark.parametrize("channels", [7, 8, 9, 64])
+def test_many_channels_are_averaged(channels: int) -> None:
+    # Eight once ended the process.
+    first_only = np.zeros((RATE_HZ, channels), "<i2")
+    first_only[:, 0] = 16_384
+
+    samples = read_recording(wav_of(first_only.tobytes(), RATE_HZ, channels=channels), RATE_HZ)
+
+    assert len(samples) == RATE_HZ
+    assert np.allclose(samples[1_000:-1_000], 0.5 / channels, atol=1e-4)
 
 
 @pytest.mark.parametrize(

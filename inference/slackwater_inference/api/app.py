@@ -15,6 +15,7 @@ from starlette.routing import compile_path
 
 from slackwater_inference.api.access import AccessLog
 from slackwater_inference.api.asr import asr_routes
+from slackwater_inference.api.body import HeldBodies
 from slackwater_inference.api.errors import ApiError, add_error_handlers, declared, error_response
 from slackwater_inference.api.limits import Limits
 from slackwater_inference.api.live import live_routes
@@ -42,6 +43,7 @@ def create_app(services: Services) -> FastAPI:
     app = FastAPI(title="Slackwater speech", description=_ABOUT, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
     app.state.limits = Limits(services.settings.max_open_requests, services.engine.metrics)
+    app.add_middleware(HeldBodies, max_bytes=services.settings.max_held_bytes)
     app.add_middleware(AccessLog, metrics=services.engine.metrics)
     add_error_handlers(app)
     # Only says in OpenAPI that a key is needed, where one is; `caller_of` checks it.

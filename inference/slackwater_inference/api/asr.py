@@ -52,7 +52,7 @@ def asr_routes(services: Services) -> APIRouter:
         "/v1/asr",
         summary="Write down what a recording says",
         dependencies=[Depends(admitted)],
-        responses=declared(400, 401, 413, 429, 500, 503),
+        responses=declared(400, 401, 408, 413, 429, 500, 503),
         openapi_extra={
             "requestBody": {
                 "required": True,

@@ -51,8 +51,10 @@ _MEANING = {
     402: "The key's credit does not cover this text",
     403: "The key may not do this",
     404: "There is no such thing, or it is not yours to see",
+    408: "The body stopped coming",
     413: "The body is over the size limit",
-    429: "Too many requests at once or in this minute, or every queue place is taken; see Retry-After",
+    429: "Too many requests at once or in this minute, every queue place is taken, or too many large "
+    "bodies are here; see Retry-After",
     500: "A fault of the server; its log has the details",
     503: "Not ready, leaving, or not set up to do this",
 }

@@ -141,15 +141,16 @@ class _Session:
             raise ApiError(408, message) from error
 
     async def _converse(self) -> None:
-        event = await self._start_event()
-        body = parse_tts({"text": "", **event.request})
+        body = parse_tts({"text": "", **(await self._start_event()).request})
+        text = body.text
         model = self._socket.headers.get("model")
         try:
             async with asyncio.TaskGroup() as group:
                 # Before the voice is there, which may take seconds: a client that leaves or pings is heard meanwhile.
                 others = [group.create_task(self._receive())]
                 self._speech = speech = await synthesis(self._services, self._caller, body, model, is_live=True)
-                others += [group.create_task(self._listen(speech, body.text)), group.create_task(self._leave(speech))]
+                del body  # a connection may last an hour, and the recordings in it be 32 MiB
+                others += [group.create_task(self._listen(speech, text)), group.create_task(self._leave(speech))]
                 await self._send_audio(speech)
                 for task in others:
                     task.cancel()

@@ -4,7 +4,6 @@ Owns field names, ranges and defaults: the hosted API's, so that its clients wor
 since a misspelt one would be ignored otherwise.  Does not own reading the body (body) nor speaking it (speech).
 """
 
-import base64
 import binascii
 from typing import Annotated, Any, Literal, Self
 
@@ -28,7 +27,7 @@ def _audio_bytes(value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
-        return base64.b64decode(value, validate=True)
+        return binascii.a2b_base64(value.encode(), strict_mode=True)  # half as long as base64's own check
     except (binascii.Error, ValueError) as error:
         raise ValueError("must be the recording's bytes (msgpack) or valid base64 of them (JSON)") from error
 

@@ -25,7 +25,9 @@ from slackwater_inference.text.parts import PartPlanner
 
 # Threads of their own: a database that hangs holds up asyncio's, and must not silence streams that are running.
 _ENCODERS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="encoder")
-_LONG_TEXT_BYTES = 4_000  # planning and normalising a longer one would hold up the event loop for over a few ms
+# Text is planned and normalised slice by slice: its beginning sounds meanwhile, and who leaves stops it.  What is
+# longer than _BRIEF_CHARS goes to a thread, since the event loop would stand still for over some 20 ms.
+_SLICE_CHARS, _BRIEF_CHARS = 2_000, 300
 _MAX_SEED = 2**62
 _CONTEXT_CHARS = 2_000  # of the newest text, by which its language is told
 _UNREAD = "und"  # a language whose numbers are left as they are
@@ -69,20 +71,30 @@ class Synthesis:
         self.parts: list[Part] = []
         self.num_waiting_bytes = 0  # of the parts that do not sound yet
         self._stream = stream
-        self._body = body
         self._output = output
         self._meter = meter
+        # Not `body` itself: its recordings may be 32 MiB, and a stream may last an hour.
         self._seconds_a_sample = 1 / (rate_hz * (body.prosody.speed if body.prosody else 1.0))
-        self._planner = PartPlanner(body.chunk_length, body.min_chunk_length)
+        self._part_bytes = body.chunk_length, body.min_chunk_length
+        self._has_words_for_numbers = body.normalize
+        self._planner = PartPlanner(*self._part_bytes)
         self._newest = ""  # text, up to _CONTEXT_CHARS
+        self._num_unpaid_bytes = 0  # of the text that came, in no part yet
+        self._speaking: asyncio.Task[None] | None = None
+
+    def speak(self, text: str) -> None:
+        """Say `text` and nothing behind it, beside the one who reads `pieces` and who gets its errors."""
+        self._speaking = asyncio.create_task(self._speak(text))
+        self._speaking.add_done_callback(self._wake_reader)
 
     async def feed(self, text: str) -> None:
         """Add text; what is complete by it is spoken.  Raises the engine's errors."""
-        self._newest = (self._newest + text)[-_CONTEXT_CHARS:]
-        if len(text) > _LONG_TEXT_BYTES:
-            await self._say(await asyncio.to_thread(lambda: self._spoken(self._planner.feed(text))))
-        else:
-            await self._say(self._spoken(self._planner.feed(text)))
+        for start in range(0, len(text), _SLICE_CHARS):
+            piece = text[start : start + _SLICE_CHARS]
+            self._newest = (self._newest + piece)[-_CONTEXT_CHARS:]
+            self._num_unpaid_bytes += len(piece.encode())
+            is_brief = len(piece) <= _BRIEF_CHARS
+            await self._say(self._planned(piece) if is_brief else await asyncio.to_thread(self._planned, piece))
 
     async def flush(self) -> None:
         """Speak what is left.  Raises the engine's errors."""
@@ -94,7 +106,10 @@ class Synthesis:
         self._stream.end()
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The audio as it is made, to its end; for one reader.  Raises the engine's errors, or 402 in the middle."""
+        """The audio as it is made, to its end; for one reader.
+
+        Raises the engine's errors, those of `speak`, or 402 in the middle.
+        """
         part = -1
         async for chunk in self._stream:
             while part < chunk.part:
@@ -102,12 +117,28 @@ class Synthesis:
                 await self._pay(self.parts[part])
             data = await _in_encoder(self._output.feed, chunk.samples)
             yield Piece(data, part, len(chunk.samples) / 4 * self._seconds_a_sample)
+        if self._speaking is not None:
+            await self._speaking  # raises what it ended with
         if part >= 0:
             yield Piece(await _in_encoder(self._output.finish), part, 0.0)
 
     def close(self) -> None:
         """Stop at once.  May be called twice."""
+        if self._speaking is not None:
+            self._speaking.cancel()
         self._stream.close()
+
+    async def _speak(self, text: str) -> None:
+        await self.feed(text)
+        await self.end()
+
+    def _wake_reader(self, speaking: asyncio.Task[None]) -> None:
+        """End the stream whose text broke off; the engine would wait for more of it."""
+        if not speaking.cancelled() and speaking.exception() is not None:
+            self._stream.put(None)
+
+    def _planned(self, text: str) -> list[Part]:
+        return self._spoken(self._planner.feed(text))
 
     def _spoken(self, planned: list[str]) -> list[Part]:
         """The parts as they are to be spoken: with words for numbers, cut again where these made them too long."""
@@ -115,12 +146,14 @@ class Synthesis:
         # A part may be all digits, so the language is that of the text around it.
         language = detect(self._newest) or _UNREAD
         for text in planned:
-            num_bytes = len(text.encode())
-            words = normalize(text, language) if self._body.normalize else text
-            if len(words.encode()) <= self._body.chunk_length:
+            # A turn of several parts has its speaker's tag in each, and is paid as it was written.
+            num_bytes = min(len(text.encode()), self._num_unpaid_bytes)
+            self._num_unpaid_bytes -= num_bytes
+            words = normalize(text, language) if self._has_words_for_numbers else text
+            if len(words.encode()) <= self._part_bytes[0]:
                 parts.append(Part(text, words, num_bytes))
                 continue
-            planner = PartPlanner(self._body.chunk_length, self._body.min_chunk_length)
+            planner = PartPlanner(*self._part_bytes)
             for piece in [*planner.feed(words), *planner.flush()]:
                 parts.append(Part(piece, piece, num_bytes))  # which of the caller's words these are is not known
                 num_bytes = 0  # the first carries the price of all

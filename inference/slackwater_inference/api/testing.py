@@ -1,4 +1,7 @@
-"""An API on an engine with a micro voice, for tests.  Owns nothing that serves users."""
+"""An API on an engine with a micro voice, a client of it, and what its errors must be, for tests.
+
+Owns nothing that serves users.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -13,23 +16,19 @@ from torch import Tensor
 from slackwater_inference.api.app import create_app
 from slackwater_inference.api.services import Services
 from slackwater_inference.asr import Transcriber, Transcript
-from slackwater_inference.checkpoint import Loaded
 from slackwater_inference.cloning import Cloner, VoiceLibrary
 from slackwater_inference.codec.codec import Codec
-from slackwater_inference.codec.weights import seeded_codec_weights
-from slackwater_inference.config import EngineConfig
 from slackwater_inference.config.api import ApiSettings
 from slackwater_inference.core import BadRequest
-from slackwater_inference.engine import Engine
-from slackwater_inference.model.weights import seeded_weights
 from slackwater_inference.store.database import MEMORY_URL as MEMORY_DATABASE_URL
 from slackwater_inference.store.database import Database
 from slackwater_inference.store.keys import KeyStore
 from slackwater_inference.store.objects import MEMORY_URL as MEMORY_STORE_URL
 from slackwater_inference.store.objects import ObjectStore
 from slackwater_inference.store.voices import VoiceStore
-from slackwater_inference.testing.model import micro
-from slackwater_inference.text.tokenizer import ByteTokenizer
+from slackwater_inference.testing.engine import MODEL, TEXT, new_engine
+
+FRAME_BYTES = 2 * MODEL.codec.frame_samples  # of pcm
 
 
 class _BriefEncoder:
@@ -48,18 +47,10 @@ def micro_services(
     *, needs_keys: bool = False, asr: Transcriber | None = None, settings: ApiSettings | None = None, **engine: Any
 ) -> Services:
     """Services in memory, on an engine that is not started.  engine: fields of EngineConfig."""
-    model = micro()
-    loaded = Loaded(
-        config=model,
-        weights=seeded_weights(model, 0),
-        codec_weights=seeded_codec_weights(model.codec, model.num_codebooks, model.num_semantic, 0),
-        tokenizer=ByteTokenizer(),
-        source="memory",
-    )
-    built = Engine(EngineConfig(**{"max_running_requests": 2, "max_queued": 2, **engine}), loaded)
+    built = new_engine(**engine)
     database = Database(MEMORY_DATABASE_URL)
     voices = VoiceStore(database, ObjectStore(MEMORY_STORE_URL))
-    cloner = Cloner(_BriefEncoder(built.codec), model.codec.sample_rate_hz, built.metrics.count_voice)
+    cloner = Cloner(_BriefEncoder(built.codec), MODEL.codec.sample_rate_hz, built.metrics.count_voice)
     return Services(
         engine=built,
         voices=voices,
@@ -90,6 +81,22 @@ async def client_of(served: Services | FastAPI) -> AsyncIterator[httpx.AsyncClie
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """A request to speak TEXT as pcm, but for these fields of it."""
+    return {"text": TEXT, "format": "pcm", **fields}
+
+
+def assert_error(answer: httpx.Response, status: int, *words: str) -> None:
+    """Raise AssertionError unless this is an error as ours are, with these words in its message."""
+    assert answer.status_code == status, answer.text
+    assert answer.json().keys() == {"status", "message"}
+    assert answer.json()["status"] == status
+    message = answer.json()["message"]
+    assert "\n" not in message
+    for word in words:
+        assert word in message
 
 
 class FakeTranscriber:

@@ -110,7 +110,7 @@ def timestamp_routes(services: Services) -> APIRouter:
         request: Request, caller: Annotated[Caller, Depends(admitted)], model: ModelHeader = None
     ) -> Response:
         async with open_speech(services, request, caller, model) as speech:
-            return SpeechResponse(speech, _events(speech), "text/event-stream")
+            return SpeechResponse(speech, _events(speech), "text/event-stream", services.settings.send_limit_s)
 
     return router
 

@@ -5,17 +5,18 @@ Owns the route, the streamed answer and the rule that whatever ends an answer le
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from slackwater_inference.api.auth import Caller
 from slackwater_inference.api.body import JSON, MSGPACK, client_gone, read_body
-from slackwater_inference.api.errors import ApiError, declared
+from slackwater_inference.api.errors import declared
 from slackwater_inference.api.limits import admitted
 from slackwater_inference.api.schemas import TtsRequest, flat_schema, parse_tts
 from slackwater_inference.api.services import Services
@@ -23,7 +24,9 @@ from slackwater_inference.api.speech import Piece, Synthesis, synthesis
 from slackwater_inference.audio.output import MEDIA_TYPES
 from slackwater_inference.core import BadRequest
 
-SPEECH_ERRORS = declared(400, 401, 402, 403, 404, 413, 429, 500, 503)
+logger = logging.getLogger(__name__)
+
+SPEECH_ERRORS = declared(400, 401, 402, 403, 404, 408, 413, 429, 500, 503)
 # A proxy that collects the answer before it passes it on would undo the streaming.
 STREAM_HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
 ModelHeader = Annotated[
@@ -60,7 +63,8 @@ def tts_routes(services: Services) -> APIRouter:
         request: Request, caller: Annotated[Caller, Depends(admitted)], model: ModelHeader = None
     ) -> Response:
         async with open_speech(services, request, caller, model) as speech:
-            return SpeechResponse(speech, _audio(speech), speech.synthesis.media_type)
+            limit_s = services.settings.send_limit_s
+            return SpeechResponse(speech, _audio(speech), speech.synthesis.media_type, limit_s)
 
     return router
 
@@ -86,7 +90,7 @@ class OpenSpeech:
 async def open_speech(
     services: Services, request: Request, caller: Caller, model: str | None
 ) -> AsyncIterator[OpenSpeech]:
-    """Read the body, say its text and wait for the first audio, so that an error before it can still be a status.
+    """Read the body and wait for the first audio of its text, so that an error before it can still be a status.
 
     What is opened is closed again, unless a SpeechResponse took it over.
     """
@@ -94,12 +98,14 @@ async def open_speech(
     opened = await synthesis(services, caller, body, model)
     speech = None
     try:
-        await opened.feed(body.text)
-        await opened.end()
+        opened.speak(body.text)
+        pieces = opened.pieces()
+        first = await _first_audio(pieces, request)
         if not opened.parts:
             raise BadRequest("text has nothing in it to speak; send at least one word")
-        pieces = opened.pieces()
-        speech = OpenSpeech(opened, await _first_audio(pieces, request), pieces)
+        if not first:
+            raise BadRequest("the model has no sound for this text; send words")
+        speech = OpenSpeech(opened, first, pieces)
         yield speech
     finally:
         if speech is None or not speech.is_answered:
@@ -107,7 +113,10 @@ async def open_speech(
 
 
 async def _first_audio(pieces: AsyncGenerator[Piece, None], request: Request) -> list[Piece]:
-    """The pieces up to the first that holds bytes.  Raises ClientDisconnect if the client goes away before."""
+    """The pieces up to the first that holds bytes; none if none does.
+
+    Raises ClientDisconnect if the client goes away before.
+    """
 
     async def read() -> list[Piece]:
         read_pieces: list[Piece] = []
@@ -115,7 +124,7 @@ async def _first_audio(pieces: AsyncGenerator[Piece, None], request: Request) ->
             read_pieces.append(piece)
             if piece.data:
                 return read_pieces
-        raise ApiError(400, "the model has no sound for this text; send words")
+        return []
 
     first = asyncio.ensure_future(read())
     gone = asyncio.ensure_future(client_gone(request))
@@ -135,17 +144,24 @@ class SpeechResponse(StreamingResponse):
     """Streams `content` and lets go of `speech` however that ends.
 
     An error after the first byte propagates, so the server cuts the connection: a listener must be able to tell
-    a broken answer from a short one.
+    a broken answer from a short one.  It is cut as well if the client reads nothing for `send_limit_s`.
     """
 
-    def __init__(self, speech: OpenSpeech, content: AsyncIterator[bytes], media_type: str) -> None:
+    def __init__(self, speech: OpenSpeech, content: AsyncIterator[bytes], media_type: str, send_limit_s: float) -> None:
         super().__init__(content, media_type=media_type, headers=STREAM_HEADERS)
         self._speech = speech
+        self._send_limit_s = send_limit_s
         speech.is_answered = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._send_limit_s):
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_in_time)
+        except TimeoutError:  # the answer stays without its end, at which the server closes the connection
+            logger.info("cutting an answer: its client read nothing for %g s", self._send_limit_s)
         finally:
             self._speech.synthesis.close()
 

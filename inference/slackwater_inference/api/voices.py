@@ -81,7 +81,7 @@ def voice_routes(services: Services) -> APIRouter:
         status_code=201,
         summary="Make a voice",
         description="Every recording is checked before anything is stored; a bad one is named with the reason.",
-        responses=declared(400, 401, 413, 429, 500, 503),
+        responses=declared(400, 401, 408, 413, 429, 500, 503),
         openapi_extra=_documented(NewModel),
     )
     async def create_voice(request: Request, caller: Annotated[Caller, Depends(admitted)]) -> ModelEntity:
@@ -98,7 +98,7 @@ def voice_routes(services: Services) -> APIRouter:
         "/model/{voice_id}",
         summary="Change a voice",
         response_class=Response,
-        responses={200: {"description": "Changed"}, **declared(400, 401, 403, 404, 413, 500, 503)},
+        responses={200: {"description": "Changed"}, **declared(400, 401, 403, 404, 408, 413, 429, 500, 503)},
         openapi_extra=_documented(ModelPatch),
     )
     async def update_voice(voice_id: str, request: Request, caller: _Caller) -> Response:

@@ -1,8 +1,8 @@
 """From the engine's samples to the bytes of a client's answer.
 
 Owns what a client may ask of the sound (format, rate, bit rate, prosody) and the order in which that is done:
-tempo, loudness, volume, resampling, limiter, container.  Owns neither the signal processing (prosody.py) nor the
-codecs (container.py).  Called by the API, in a thread beside the model.
+tempo, loudness, volume, resampling, limiter, fade at the end, container.  Owns neither the signal processing
+(prosody.py) nor the codecs (container.py).  Called by the API, in a thread beside the model.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slackwater_inference.audio.container import Container, Mp3, OggOpus, Pcm, Wav
-from slackwater_inference.audio.prosody import Gain, Limiter, Loudness, Resampler, Stage, Tempo
+from slackwater_inference.audio.prosody import FadeOut, Gain, Limiter, Loudness, Resampler, Stage, Tempo
 from slackwater_inference.core import BadRequest
 
 Samples = npt.NDArray[np.float32]
@@ -117,7 +117,7 @@ class AudioOutput:
 
 
 def _stages(settings: OutputSettings, source_rate_hz: int) -> list[Stage]:
-    """What the samples run through; empty for plain audio at the engine's rate."""
+    """What the samples run through; plain audio at the engine's rate only fades out."""
     stages: list[Stage] = []
     if settings.speed != 1.0:
         stages.append(Tempo(settings.speed, source_rate_hz))
@@ -129,7 +129,7 @@ def _stages(settings: OutputSettings, source_rate_hz: int) -> list[Stage]:
         stages.append(Resampler(source_rate_hz, settings.rate_hz))
     if stages:  # each of them can lift a peak over full scale
         stages.append(Limiter(settings.rate_hz))
-    return stages
+    return [*stages, FadeOut(settings.rate_hz)]
 
 
 def _container(settings: OutputSettings) -> Container:

@@ -1,4 +1,4 @@
-"""Tempo, loudness, volume, rate and limiter: signal processing on a stream of samples.
+"""Tempo, loudness, volume, rate, limiter and fade: signal processing on a stream of samples.
 
 Owns the state that each of them keeps over the chunks, so that any cut of a stream gives the same sound.  Owns neither
 the order (output.py) nor the bytes.  All work on fp32 mono.
@@ -22,6 +22,7 @@ _TEMPO_BLOCK = 512
 _LIMIT_BLOCK = 64
 _LIMIT_CEILING = 0.977  # -0.2 dB, so that an encoder's own overshoot seldom clips
 _LIMIT_RELEASE_S = 0.08
+_FADE_OUT_S = 0.001  # no steeper than a loud voice itself, and short, since it is held back
 # Streaming loudness.  -18 LUFS is what speech in apps and podcasts is mastered to for one (mono) channel.
 TARGET_LUFS = -18.0
 _MAX_GAIN_DB = 12.0
@@ -236,6 +237,26 @@ class Limiter:
         if start == end == 1.0:
             return before
         return before * (np.float32(start) + np.float32(end - start) * self._ramp)
+
+
+class FadeOut:
+    """Takes the last millisecond to zero: speech that is cut at its frame budget must not end in a click."""
+
+    def __init__(self, rate_hz: int) -> None:
+        self._size = round(_FADE_OUT_S * rate_hz)
+        self._held = _EMPTY
+
+    def feed(self, samples: Samples) -> Samples:
+        """All but the last millisecond."""
+        joined = np.concatenate([self._held, samples])
+        cut = max(0, len(joined) - self._size)
+        self._held = joined[cut:]
+        return joined[:cut]
+
+    def finish(self) -> Samples:
+        """The last millisecond, or all of a shorter sound, down to zero."""
+        num = len(self._held)
+        return self._held * np.linspace(1.0, 0.0, num, dtype=np.float32)
 
 
 def _k_weighting_power(frequency_hz: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:

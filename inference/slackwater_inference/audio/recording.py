@@ -18,6 +18,7 @@ import numpy.typing as npt
 from slackwater_inference.core import BadRequest
 
 if TYPE_CHECKING:
+    from av import AudioCodecContext
     from av.container import InputContainer
 
 Samples = npt.NDArray[np.float32]
@@ -79,7 +80,10 @@ def _read(container: "InputContainer", sample_rate_hz: int, max_duration_s: floa
 
     if not container.streams.audio:
         raise BadRequest(f"the recording has no sound in it, only {_kinds(container)}; {_ADVICE}")
-    source_rate_hz = container.streams.audio[0].rate
+    stream = container.streams.audio[0]
+    if cast("AudioCodecContext | None", stream.codec_context) is None:  # no decoder knows what is in the container
+        raise BadRequest(f"the recording is in an encoding that is not known here; {_ADVICE}")
+    source_rate_hz = stream.rate
     if not _MIN_RATE_HZ <= source_rate_hz <= _MAX_RATE_HZ:
         raise BadRequest(
             f"the recording's rate must be {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz, got {source_rate_hz}; resample it"
@@ -105,10 +109,12 @@ def _mono_frames(container: "InputContainer", rate_hz: int) -> Iterator[Samples]
     """The first audio stream's frames, averaged to one channel, at the rate that the file states."""
     import av
 
-    to_float = av.AudioResampler(format="fltp", rate=rate_hz)
+    # Packed: of planes, one for each channel, PyAV reads past the last from the eighth on, which kills the process.
+    to_float = av.AudioResampler(format="flt", rate=rate_hz)
     for frame in container.decode(audio=0):
         for converted in to_float.resample(frame):
-            yield converted.to_ndarray().mean(axis=0, dtype=np.float32)  # [channels, n] -> [n]
+            packed = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)  # [n, channels]
+            yield packed.mean(axis=1, dtype=np.float32)
 
 
 def _kinds(container: "InputContainer") -> str:

@@ -90,7 +90,7 @@ def _read(path: Path) -> Weights:
         else:
             loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on with advice, in colours
         raise ValueError(f"must be a file of the codec's tensors, cannot read it ({reason}); copy it anew") from error
     if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
         loaded = loaded["state_dict"]

@@ -39,9 +39,13 @@ class ApiSettings(Settings):
     start_limit_s: float = Field(default=30.0, gt=0)
     """A websocket whose first message has not come by then is closed."""
     send_limit_s: float = Field(default=60.0, gt=0)
-    """A websocket whose client reads nothing for so long is closed."""
+    """A speech answer or websocket whose client reads nothing for so long is cut."""
+    body_limit_s: float = Field(default=30.0, gt=0)
+    """A request of whose body nothing comes for so long is refused: its client has vanished, and counts meanwhile."""
     max_open_requests: int = Field(default=256, ge=1)
     """Speech requests, transcriptions and websockets at once, over all keys: bounds the server's memory."""
+    max_held_bytes: int = Field(default=512 * 1024 * 1024, ge=1)
+    """Bodies of all open requests together: bounds the server's memory, too, since each may have 32 MiB."""
 
     def model_of(self, header: str | None) -> str:
         """The public model name that a request's `model` header asks for."""

@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from slackwater_inference.config.model import TransformerConfig
 
 _Dim = Annotated[int, Field(gt=0)]
+_Length = Annotated[int, Field(gt=0, le=2**20)]  # tables of all positions are made; a slip of the pen would fill memory
 _Id = Annotated[int, Field(ge=0)]
 _No = Literal[False, None]
+_FIELDS = set(TransformerConfig.model_fields)
 
 
 class _Published(BaseModel):
@@ -38,7 +40,7 @@ class _Text(_Transformer):
     n_local_heads: _Dim
     head_dim: _Dim
     intermediate_size: _Dim
-    max_seq_len: _Dim
+    max_seq_len: _Length
     attention_qk_norm: bool
     rope_base: float
     norm_eps: float
@@ -61,7 +63,7 @@ class _AudioDecoder(_Transformer):
     attention_qk_norm: bool | None
     rope_base: float | None = None
     norm_eps: float | None = None
-    max_seq_len: _Dim | None = None  # None: num_codebooks + 1
+    max_seq_len: _Length | None = None  # None: num_codebooks + 1
     text_dim: _Dim | None = None  # width of the slow hidden state; None: text_config.dim
     tie_word_embeddings: _No = None  # it has a head of its own
 
@@ -80,12 +82,11 @@ class PublishedConfig(_Published):
 
     def slow(self) -> TransformerConfig:
         """The slow part's dimensions."""
-        return TransformerConfig.model_validate(
-            self.text_config.model_dump(include=set(TransformerConfig.model_fields))
-        )
+        return TransformerConfig.model_validate(self.text_config.model_dump(include=_FIELDS))
 
     def fast(self) -> TransformerConfig:
         """The fast part's dimensions, with the slow part's where it has none of its own."""
-        own = self.audio_decoder_config.model_dump(include=set(TransformerConfig.model_fields), exclude_none=True)
-        fallback = self.slow().model_dump() | {"max_seq_len": self.audio_decoder_config.num_codebooks + 1}
+        own = self.audio_decoder_config.model_dump(include=_FIELDS, exclude_none=True)
+        fallback = self.text_config.model_dump(include=_FIELDS)
+        fallback["max_seq_len"] = self.audio_decoder_config.num_codebooks + 1
         return TransformerConfig.model_validate(fallback | own)

@@ -53,6 +53,7 @@ class Exchange:
         self.request_id = request_id_of(scope["headers"])
         self.abort: Callable[[], None] = scope["state"]["abort"]
         self.method: str = scope["method"]
+        self.path: str = scope["path"]  # decoded, as the replica routes by it
         query: bytes = scope["query_string"]
         self.target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
         self.headers: Headers = [(n, v) for n, v in scope["headers"] if n.lower() != b"x-request-id"]
@@ -126,7 +127,7 @@ class Gateway:
         """Serve one request."""
         assert scope["type"] == "http", "the server runs without lifespan, and websockets go to `tunnel`"
         exchange = Exchange(scope, send)
-        path: str = scope["path"]
+        path = exchange.path
         if path in ("/healthz", "/readyz", "/metrics"):
             await self._serve_own(path, exchange)
             return
@@ -161,7 +162,7 @@ class Gateway:
         try:
             body = await self._read(exchange, receive)
             request = Request(exchange.method, exchange.target, exchange.headers, body)
-            needs_slot = exchange.method not in WITHOUT_SLOT and request.target.startswith(b"/v1/")
+            needs_slot = exchange.method not in WITHOUT_SLOT and exchange.path.startswith("/v1/")
             work = self._with_slot(exchange, request) if needs_slot else self._without_slot(exchange, request)
             await _until_gone(work, receive)
         finally:

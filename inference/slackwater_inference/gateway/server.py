@@ -132,7 +132,10 @@ class Server(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one.  Raises OSError when the address cannot be had."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(address[:2], family=family, backlog=1024)
+    listener = socket.create_server(address[:2], family=family, backlog=1024)
+    # As the engine has it (lifecycle.listen): connections inherit it, and no chunk waits for the one before it.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def url_of(listener: socket.socket) -> str:

@@ -113,9 +113,11 @@ class Upstream:
         """
         outgoing = httpx.Request(
             request.method,
-            httpx.URL(base_url).copy_with(raw_path=request.target),
+            base_url,
             headers=end_to_end(request.headers, also_drop=OURS),
             content=request.body,
+            # As it came: httpx would resolve `..` in a URL, and so leave the paths that the gateway lets through.
+            extensions={"target": request.target},
         )
         try:
             response = await self._client.send(outgoing, stream=True)

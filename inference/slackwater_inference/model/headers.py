@@ -50,8 +50,8 @@ def read_folder(folder: Path) -> tuple[Headers, list[str]]:
 
 def _read_shards(folder: Path) -> tuple[Headers, list[str]]:
     try:
-        index = json.loads((folder / INDEX).read_text())
-    except (OSError, ValueError) as error:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         return {}, [f"{INDEX} cannot be read: {error}"]
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -89,22 +89,30 @@ def _read_file(path: Path) -> tuple[Headers, list[str]]:
             if num_header_bytes > min(size_bytes - 8, _MAX_HEADER_BYTES):
                 return {}, [f"{path.name} has no safetensors header in its {size_bytes} bytes; was the copy cut off?"]
             entries = json.loads(file.read(num_header_bytes), object_pairs_hook=_unique)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return {}, [f"{path.name} cannot be read: {error}"]
+    if not isinstance(entries, dict):
+        return {}, [f"{path.name} must have a header that maps names to tensors, got {type(entries).__name__}"]
     entries.pop("__metadata__", None)
     headers: Headers = {}
-    end = 0
+    spans: list[tuple[int, int]] = []
     for name, entry in entries.items():
         try:
-            header = TensorHeader(path, entry["dtype"], tuple(int(size) for size in entry["shape"]))
+            header = TensorHeader(path, entry["dtype"], tuple(entry["shape"]))
             begin, stop = entry["data_offsets"]
-            is_sound = stop - begin == header.size_bytes
+            is_whole = all(isinstance(number, int) and number >= 0 for number in (*header.shape, begin))
+            is_sound = is_whole and stop - begin == header.size_bytes
         except (KeyError, TypeError, ValueError):
             is_sound = False
         if not is_sound:
             return {}, [f"{path.name} has an entry that is no tensor, {name}: {entry}"]
         headers[name] = header
-        end = max(end, stop)
+        spans.append((begin, stop))
+    end = 0
+    for begin, stop in sorted(spans):
+        if begin != end:
+            return {}, [f"{path.name} must hold its tensors one behind the other; some overlap or leave gaps"]
+        end = stop
     if 8 + num_header_bytes + end != size_bytes:
         return {}, [f"{path.name} must be {8 + num_header_bytes + end} bytes, got {size_bytes}; was the copy cut off?"]
     return headers, []

@@ -4,6 +4,7 @@ Owns its forward pass over a paged cache that the caller lends.  Does not own th
 the block tables or the choice of a token.  Called by the model runner.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from slackwater_inference.config import ModelConfig
 from slackwater_inference.model.layers import layers_of, rms_norm, rope_table
 from slackwater_inference.model.weights import FAST, SLOW, Weights
+
+_WORKSPACE_STEP = 1024  # positions; contexts grow by the block, and not each is worth an allocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class SlowTransformer:
         self._rope = rope_table(config)
         self._semantic_begin, self._num_semantic = model.semantic_begin_id, model.num_semantic
         self._code_offsets = torch.arange(model.num_codebooks) * model.num_semantic
+        self._workspace = torch.empty(0)  # one layer's context, as large as the largest batch so far
         self._code_scale = float(model.column_width) ** 0.5
         # Only semantic ids and im_end can be sampled, so only their rows of the tied head are kept.
         semantic = torch.arange(model.semantic_begin_id, model.semantic_begin_id + model.num_semantic)
@@ -72,11 +76,18 @@ class SlowTransformer:
         for layer, layer_cache in zip(self._layers, cache, strict=True):
             q, k, v = layer.project(x, turns)
             layer_cache.index_copy_(0, batch.write, torch.stack((k, v), dim=2).flatten(0, 1))
-            context = layer_cache.index_select(0, read).view(*batch.read.shape, *layer_cache.shape[1:])
+            context = self._gather(layer_cache, read).view(*batch.read.shape, *layer_cache.shape[1:])
             # [b, L, 2, kv heads, head_dim]
             x = x + layer.attend(q, context[:, :, 0], context[:, :, 1], batch.mask)
             x = x + layer.feed_forward(x)
         return rms_norm(x, self._norm, self._eps)
+
+    def _gather(self, layer_cache: Tensor, read: Tensor) -> Tensor:
+        """The entries of `layer_cache` at `read`, until the next call; fresh memory would cost more than the copy."""
+        if len(self._workspace) < len(read):
+            num_positions = math.ceil(len(read) / _WORKSPACE_STEP) * _WORKSPACE_STEP
+            self._workspace = layer_cache.new_empty((num_positions, *layer_cache.shape[1:]))
+        return torch.index_select(layer_cache, 0, read, out=self._workspace[: len(read)])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [..., num_semantic + 1] of hidden [..., dim]; `head_ids` maps an index to its token id."""

@@ -1,4 +1,4 @@
-"""What tests of this room share: miniature voices and folders, slow references, real server processes.
+"""What tests of this room share: micro voices, engines and folders, callers, slow references, real server processes.
 
 Not imported by the product.
 """

@@ -154,6 +154,9 @@ class PartPlanner:
         ):
             if places:
                 return places[-1]
+        # What no voice can say (_is_blank) fills a part: it goes at once, not one character after the other.
+        if num_blank := min(_first_speakable(window.text), window.sure):
+            return num_blank
         # One cue is longer than a part may be: it goes as a whole.
         return next((at for at in range(1, window.sure) if window.may_cut(at)), len(window.text) * window.is_final)
 
@@ -174,7 +177,7 @@ def _within(window: _Window, places: Iterator[int] | range, limit: int) -> list[
     found = []
     size = 0
     last = 0
-    first = next((at for at, char in enumerate(window.text) if not _is_blank(char)), len(window.text))
+    first = _first_speakable(window.text)
     for at in places:
         size += _num_bytes(window.text[last:at])
         last = at
@@ -240,6 +243,11 @@ def _is_abbreviation(before_dot: str) -> bool:
 def _is_blank(text: str) -> bool:
     """True where there is nothing but whitespace and control characters: no voice can say that."""
     return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in text)
+
+
+def _first_speakable(text: str) -> int:
+    """Where the first character stands that a voice can say; the length of `text` if none does."""
+    return next((at for at, char in enumerate(text) if not _is_blank(char)), len(text))
 
 
 def _skip_space(text: str, start: int) -> int:

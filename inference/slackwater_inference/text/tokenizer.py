@@ -83,12 +83,18 @@ class SpecialIds:
 def special_ids(data: Mapping[str, Any], num_semantic: int) -> SpecialIds:
     """Read the ids from a parsed `tokenizer.json`.
 
-    Raises ValueError naming each token that is absent, or the first semantic one that breaks the row.
+    Raises ValueError naming each token that is absent, two that share an id, or the first semantic one that breaks
+    the row.
     """
     ids = {token["content"]: int(token["id"]) for token in data.get("added_tokens", [])}
     missing = [token for token in (IM_START, IM_END, VOICE, PAD, AUDIO_PAD, semantic_token(0)) if token not in ids]
     if missing:
         raise ValueError(f"added_tokens must have {', '.join(missing)}; is this the tokenizer of an S2 voice?")
+    tokens = {**data["model"]["vocab"], **ids}  # an added token may stand in the vocabulary, too
+    owners = {token_id: token for token, token_id in tokens.items()}
+    for token, token_id in tokens.items():
+        if owners[token_id] != token:  # a text that has the one would say the other
+            raise ValueError(f"an id must be one token's, {token_id} is that of {token} and of {owners[token_id]}")
     begin = ids[semantic_token(0)]
     for code in range(num_semantic):
         token = semantic_token(code)
