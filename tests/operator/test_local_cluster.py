@@ -52,13 +52,14 @@ async def cluster_of(
         config.inference, (sys.executable, "-m", "slackwater_operator.testing.children", str(control_file))
     )
     cluster = LocalCluster(config, tuple(Slot(index, "cpu") for index in range(slots)), programs)
+    others = set(psutil.Process().children(recursive=True))  # servers of other tests' sessions
     try:
         await cluster.start()
         yield cluster, control_file
     finally:
         cluster.kill()
         await cluster.stop(5)
-        assert not psutil.Process().children(recursive=True)
+        assert set(psutil.Process().children(recursive=True)) <= others
 
 
 def act(cluster: LocalCluster, verb: Verb, uid: str, reason: Reason, count: int = 1) -> Awaitable[None]:
