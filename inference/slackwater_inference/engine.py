@@ -253,7 +253,8 @@ class Engine:
         with self._changed:
             while not self._is_stopping:
                 now_s = time.monotonic()
-                plan = self._scheduler.plan(now_s)
+                is_urgent = self._vocoder.is_anyone_low(self._jobs.by_codes, now_s)
+                plan = self._scheduler.plan(now_s, is_urgent=is_urgent)
                 due_s = self._vocoder.next_due_s(self._jobs.by_codes, now_s)
                 if plan or (due_s is not None and due_s <= now_s):
                     self._jobs.note_admitted(plan, now_s)

@@ -140,10 +140,13 @@ class Scheduler:
                     return True
         return False
 
-    def plan(self, now_s: float) -> StepPlan:
-        """Admit whom there is room for, in order of arrival, and say what the next step computes."""
+    def plan(self, now_s: float, *, is_urgent: bool = False) -> StepPlan:
+        """Admit whom there is room for, in order of arrival, and say what the next step computes.
+
+        is_urgent: a listener has little left to hear, so frames go before prompts, of which only a piece is computed.
+        """
         self._admit()
-        prefill = self._plan_prefill()
+        prefill = self._plan_prefill(self.limits.prefill_piece if is_urgent else self.limits.max_prefill_tokens)
         tick = self._tick(now_s)
         due = [
             s
@@ -282,9 +285,8 @@ class Scheduler:
     def _num_shared_blocks(self, sequence: Sequence) -> int:
         return sequence.num_shared * self._cache.blocks_per_piece
 
-    def _plan_prefill(self) -> list[PrefillChunk]:
+    def _plan_prefill(self, budget: int) -> list[PrefillChunk]:
         chunks: list[PrefillChunk] = []
-        budget = self.limits.max_prefill_tokens
         running = sorted(self._running.values(), key=lambda s: not s.goes_on)
         for sequence in [*running, *(s for s in self._holds.values() if s.blocks)]:
             if sequence.is_prefilled:

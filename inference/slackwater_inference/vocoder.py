@@ -82,6 +82,10 @@ class CodeStream:
         is_low = self.dry_s is None or self.dry_s - now_s < low_buffer_s
         return num_frames if is_low and num_frames >= self.min_chunk_frames else 0
 
+    def is_low(self, now_s: float, low_buffer_s: float) -> bool:
+        """True if the listener has begun, has less than `low_buffer_s` left, and a part is still being spoken."""
+        return bool(self._parts) and self.dry_s is not None and self.dry_s - now_s < low_buffer_s
+
     def due_from_s(self, low_buffer_s: float) -> float | None:
         """When a chunk that is not due yet will be, if no frame comes until then; None if it needs more frames."""
         has_chunk = bool(self._parts) and len(self._parts[0].frames) >= self.min_chunk_frames
@@ -161,6 +165,10 @@ class Vocoder:
         """When `run` has something to do if no frame comes until then: `now_s` if it has, None if it never will."""
         times = [now_s if self._num_due(stream, now_s) else stream.due_from_s(self._low_buffer_s) for stream in streams]
         return min((t for t in times if t is not None), default=None)
+
+    def is_anyone_low(self, streams: Iterable[CodeStream], now_s: float) -> bool:
+        """True if a listener who has begun will soon have nothing left, though there is more to say."""
+        return any(stream.is_low(now_s, self._low_buffer_s) for stream in streams)
 
     def _num_due(self, stream: CodeStream, now_s: float) -> int:
         return stream.num_due(now_s, max_chunk_frames=self._max_chunk_frames, low_buffer_s=self._low_buffer_s)

@@ -23,8 +23,8 @@ LISTENERS = (1, 4, 16)
 ROUNDS = 3
 ROUND_S = 8.0
 ONE_BY_ONE = "the same engine, one request at a time"
-FRAME_S = 2048 / 44_100
 FRAME_BYTES = 2048 * 2
+BYTES_PER_S = 44_100 * 2
 # 191 bytes: 178 frames, 8.3 s of speech.  Each request begins with a number, so no two texts are the same.
 TEXT = (
     "The train to the coast leaves at a quarter past nine from platform four, and whoever is late may take the slow "
@@ -76,7 +76,7 @@ async def listen(client: httpx.AsyncClient, number: int, until_s: float, heard: 
     while time.monotonic() < until_s:
         count += 1
         sent_s = time.monotonic()
-        began_s, played_until_s, rest = 0.0, 0.0, 0
+        began_s, played_until_s, num_bytes = 0.0, 0.0, 0
         text = f"{number}-{count}: {TEXT}"
         async with client.stream(
             "POST", "/v1/tts", json={"text": text, "format": "pcm", "latency": "balanced"}
@@ -89,9 +89,9 @@ async def listen(client: httpx.AsyncClient, number: int, until_s: float, heard: 
                     heard.first_audio_s.append(now_s - sent_s)
                 heard.underruns += now_s > played_until_s
                 played_until_s = max(played_until_s, now_s)
-                frames, rest = divmod(rest + len(data), FRAME_BYTES)
-                played_until_s += frames * FRAME_S
-                heard.frames += frames
+                played_until_s += len(data) / BYTES_PER_S
+                num_bytes += len(data)
+        heard.frames += num_bytes // FRAME_BYTES
         heard.requests += 1
 
 

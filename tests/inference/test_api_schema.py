@@ -40,7 +40,7 @@ def test_opus_bit_rates_are_bits_in_either_unit(given, bits):
 
 @pytest.mark.parametrize("latency", ["low", "balanced", "normal"])
 def test_a_listener_who_asked_for_low_latency_starts_with_less_sound_in_hand(latency):
-    assert parsed(latency=latency).min_chunk_frames() == (8 if latency == "normal" else 4)
+    assert parsed(latency=latency).min_chunk_frames() == {"low": 4, "balanced": 6, "normal": 8}[latency]
 
 
 def test_references_of_one_speaker_and_of_several():

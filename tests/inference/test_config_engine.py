@@ -43,7 +43,7 @@ def test_the_loop_guard_lasts_two_seconds_and_is_off_for_seeded_voices():
     ("settings", "words"),
     [
         pytest.param({"prefill_piece": 40}, "a multiple of block_size 16", id="no whole blocks"),
-        pytest.param({"prefill_piece": 512}, "at most max_prefill_tokens 256, got 512", id="more than a step computes"),
+        pytest.param({"prefill_piece": 512}, "at most max_prefill_tokens 128, got 512", id="more than a step computes"),
         pytest.param({"loop_frames": 15}, "0 or at least 16", id="a loop too short to be one"),
     ],
 )

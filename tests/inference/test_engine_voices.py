@@ -37,7 +37,7 @@ async def test_a_voice_is_heard_and_its_prefix_is_computed_once():
 
 
 async def test_a_held_prefix_is_computed_before_the_text_comes_and_kept_until_the_stream_closes():
-    with engine(prefill_piece=16) as built:
+    with engine(prefill_piece=16, max_prefill_tokens=256) as built:
         stream = built.open(Speech(voice=VOICE), hold_prefix=True)
         await until(lambda: metric(built, "tts_step_seconds_count", phase="prefill", batch_bucket="16") == 1)
         held = built.status().kv_used_ratio

@@ -108,6 +108,20 @@ def test_long_prompts_are_spread_over_steps_while_running_streams_go_on():
     assert chunks == [[("b", 0, 16)], [("b", 16, 32)], [("b", 32, 40)], [("c", 0, 10)]]
 
 
+def test_while_a_listener_has_little_left_only_a_piece_of_a_prompt_is_computed():
+    s = scheduler(slots=2, prefill=16, piece=4)
+    s.add(request("a", frames=20))
+    step(s)
+    s.add(request("b", prompt_len=40, base=100))
+
+    urgent = s.plan(0.0, is_urgent=True)
+    calm = s.plan(0.0)
+
+    assert computed(urgent.prefill) == ["b"]
+    assert computed(calm.prefill) == ["b"] * 4
+    assert names(urgent.decode) == names(calm.decode) == ["a"]
+
+
 def test_an_abort_frees_slot_and_blocks_at_once_also_in_the_middle_of_a_step():
     s = scheduler(slots=1)
     s.add(request("a", frames=9))

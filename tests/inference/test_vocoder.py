@@ -328,3 +328,15 @@ def test_every_frame_is_spoken_once_in_order_and_no_call_exceeds_its_bound(actio
     for index, parts in enumerate(given_frames):
         assert [part for part, _ in heard[index]] == sorted(part for part, _ in heard[index])
         assert [sum(n for p, n in heard[index] if p == part) for part in range(len(parts))] == parts
+
+
+def test_a_listener_is_low_while_it_hears_the_last_frames_of_a_part_that_goes_on(codec):
+    v = vocoder(codec)
+    stream = opened(v, num_frames=16)
+    before_first = v.is_anyone_low([stream], 0.0)
+    list(v.run([stream], 0.0))  # 16 frames to hear
+    then, later = (v.is_anyone_low([stream], at * FRAME_S) for at in (7, 9))
+    stream.end_part()
+
+    assert (before_first, then, later) == (False, False, True)
+    assert not v.is_anyone_low([stream], 9 * FRAME_S)

@@ -28,7 +28,7 @@ class EngineConfig(Settings):
     num_kv_blocks: int | None = Field(default=None, ge=1)
     """None: every slot can hold the longest sequence, so that a free slot is never without pages: the gateway
     counts slots and would queue behind them.  4 MiB a slot for the tiny model, 576 MiB for S2-Pro in bf16."""
-    max_prefill_tokens: int = Field(default=256, ge=1)
+    max_prefill_tokens: int = Field(default=128, ge=1)
     """Prompt positions computed between two frames, so that a long prompt starves no running stream."""
     prefill_piece: int = Field(default=64, ge=1)
     """Prompt positions computed at one go, and the unit of the prefix cache.  A smaller one spares more of a prompt
