@@ -134,8 +134,9 @@ class Player:
 
     async def _send(self, text: str) -> Answer:
         answer = Answer()
+        body = {"text": text, "format": "wav", "latency": "low"}  # a listener who waits for the first word
         try:
-            async with self.client.stream("POST", "/v1/tts", json={"text": text, "format": "wav"}) as response:
+            async with self.client.stream("POST", "/v1/tts", json=body) as response:
                 answer.status = response.status_code
                 answer.retry_after_s = refused_for(response)
                 if response.status_code == 200:
