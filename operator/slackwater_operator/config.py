@@ -4,24 +4,12 @@ Parsed once, at the start; everything inside works on the models' values.  Unkno
 and an error names its key.  `manifests/samples/workstation.yaml` shows every key.
 """
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from slackwater_operator.core import PermanentError
-
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
-Seconds = Annotated[float, Field(ge=0)]
-Port = Annotated[int, Field(ge=1, le=65535)]
-
-
-class Section(BaseModel):
-    """A part of the file: unknown keys are errors, values are fixed once read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+from slackwater_operator.settings import Name, Port, Seconds, Section, StepSettings, read
 
 
 class Slots(Section):
@@ -121,7 +109,7 @@ class Cleaning(Section):
     nice: Annotated[int, Field(ge=0, le=19)] = 10
     """Cleaning gives way to inference on shared CPUs, too."""
 
-    settings: dict[str, str | int | float | bool] = {}
+    settings: StepSettings = Field(default_factory=dict)
     """Settings of the steps, as `slackwater clean run --set` takes them."""
 
 
@@ -174,21 +162,7 @@ def load(path: Path) -> Config:
 
     Raises PermanentError with one line that names the file and the key.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PermanentError(f"cannot read the configuration {path}: {error}") from error
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise PermanentError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise PermanentError(f"{path} must hold a mapping of settings; see manifests/samples/workstation.yaml")
-    try:
-        config = Config.model_validate(values)
-    except ValidationError as error:
-        raise PermanentError(f"{path}: {explain(error)}") from error
-    return anchored(config, path.resolve().parent)
+    return anchored(read(path, Config, "manifests/samples/workstation.yaml"), path.resolve().parent)
 
 
 def anchored(config: Config, folder: Path) -> Config:
@@ -213,34 +187,3 @@ def anchored(config: Config, folder: Path) -> Config:
             placed["store"] = str(place(Path(inference.store)))
         changes["inference"] = inference.model_copy(update=placed)
     return config.model_copy(update=changes)
-
-
-def explain(error: ValidationError) -> str:
-    """The first problem in one line, with its key, what came and how many more there are."""
-    problems = error.errors()
-    first = problems[0]
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    if first["type"] == "extra_forbidden":
-        names = known_keys(first["loc"][:-1])
-        close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
-        said = f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known are {', '.join(names)}"
-    elif first["type"] == "missing":
-        said = "is required"
-    else:
-        said = first["msg"].removeprefix("Value error, ")
-        if first["type"] != "value_error":
-            said = f"{said[0].lower()}{said[1:]}, got {first['input']!r}"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{key}: {said}{more}" if key else f"{said}{more}"
-
-
-def known_keys(place: tuple[int | str, ...]) -> list[str]:
-    """The keys that the section at `place` may have."""
-    sections: dict[str, type[Section]] = {
-        "slots": Slots,
-        "inference": Inference,
-        "cleaning": Cleaning,
-        "policy": Policy,
-    }
-    model = sections.get(str(place[0]), Config) if place else Config
-    return list(model.model_fields)

@@ -4,16 +4,12 @@ Parsed once, at the start; everything inside works on the models' values.  Unkno
 error names its key.
 """
 
-import difflib
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from slackwater_operator.config import Name, Port, Section
-from slackwater_operator.core import PermanentError
+from slackwater_operator.settings import Name, Port, Section, StepSettings, read
 
 GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 PartitionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -48,7 +44,7 @@ class CleaningJob(Section):
     program: str = "slackwater"
     """The command on the nodes; an absolute path where their PATH does not have it."""
 
-    settings: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    settings: StepSettings = Field(default_factory=dict)
     """Settings of the steps, as `slackwater clean run --set` takes them."""
 
     logs: Path | None = None
@@ -119,19 +115,7 @@ def load(path: Path) -> Config:
 
     Raises PermanentError with one line that names the file and the key.
     """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PermanentError(f"cannot read the configuration {path}: {error}") from error
-    except yaml.YAMLError as error:
-        raise PermanentError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise PermanentError(f"{path} must hold a mapping of settings, with the list `jobs` at least")
-    try:
-        config = Config.model_validate(values)
-    except ValidationError as error:
-        raise PermanentError(f"{path}: {explain(error)}") from error
-    return _anchored(config, path.resolve().parent)
+    return _anchored(read(path, Config, "manifests/samples/slurm.yaml"), path.resolve().parent)
 
 
 def _anchored(config: Config, folder: Path) -> Config:
@@ -151,27 +135,3 @@ def _anchored(config: Config, folder: Path) -> Config:
             "slurm_conf": config.slurm_conf and place(config.slurm_conf),
         }
     )
-
-
-def explain(error: ValidationError) -> str:
-    """The first problem in one line, with its key, what came and how many more there are."""
-    problems = error.errors()
-    first = problems[0]
-    key = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in first["loc"]))
-    if first["type"] == "extra_forbidden":
-        names = list((CleaningJob if len(first["loc"]) > 1 else Config).model_fields)
-        close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
-        said = f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known are {', '.join(names)}"
-    elif first["type"] == "missing":
-        said = "is required"
-    else:
-        said = first["msg"].removeprefix("Value error, ")
-        if first["type"] != "value_error":
-            said = f"{said[0].lower()}{said[1:]}, got {_short(first['input'])}"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{key}: {said}{more}" if key else f"{said}{more}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -23,7 +23,7 @@ import pytest
 _START_LIMIT_S = 30.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Torch on one thread: micro models are slower on several, and other tests may run beside."""
     import torch

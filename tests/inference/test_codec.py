@@ -14,16 +14,9 @@ from slackwater_inference.config.codec import CodecTransformerConfig
 from slackwater_inference.testing.codec import random_codec_weights, reference_decode, reference_encode
 from slackwater_inference.testing.model import micro_codec
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUM_CODEBOOKS, NUM_SEMANTIC = 3, 40
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """On tensors this small, a second thread only waits for the first."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def transformer(**changes):

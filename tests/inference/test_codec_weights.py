@@ -11,18 +11,11 @@ from slackwater_inference.config import CodecConfig
 from slackwater_inference.testing.codec import published_layout, random_codec_weights
 from slackwater_inference.testing.model import micro_codec
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MICRO = micro_codec()
 DIMS = (MICRO, 3, 40)
 WEIGHTS = random_codec_weights(*DIMS, seed=0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """On tensors this small, a second thread only waits for the first."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

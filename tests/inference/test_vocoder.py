@@ -8,19 +8,12 @@ from slackwater_inference.codec.weights import seeded_codec_weights
 from slackwater_inference.testing.model import micro
 from slackwater_inference.vocoder import Vocoder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODEL = micro()
 DIMS = (MODEL.codec, MODEL.num_codebooks, MODEL.num_semantic)
 WEIGHTS = seeded_codec_weights(*DIMS, seed=0)
 FRAME_S = 1 / MODEL.codec.frame_rate_hz
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """On tensors this small, a second thread only waits for the first."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class CountingCodec(Codec):
