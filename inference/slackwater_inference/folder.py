@@ -29,10 +29,10 @@ _LENGTH_MARGIN = 14.0
 
 
 class BadCheckpoint(PermanentError):
-    """A folder that cannot be loaded, with one line for each of its faults."""
+    """A folder that cannot be loaded.  faults: what is wrong with it, all of it; the message is one line."""
 
     def __init__(self, folder: Path, faults: Sequence[str]) -> None:
-        super().__init__("\n  ".join([f"{folder} is not a usable checkpoint:", *faults]))
+        super().__init__(f"{folder} is not a usable checkpoint: {'; '.join(faults)}")
         self.faults = tuple(faults)
 
 

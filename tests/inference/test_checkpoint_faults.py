@@ -105,3 +105,11 @@ def test_a_fault_of_the_slow_part_is_not_told_again_of_the_fast_part(tmp_path):
     assert [fault for fault in caught.value.faults if "multiple of 2" in fault] == [
         "config.json: text_config: head_dim: Input should be a multiple of 2, got 7"
     ]
+
+
+def test_the_message_is_one_line_that_tells_the_faults_apart(tmp_path):
+    with pytest.raises(BadCheckpoint) as caught:
+        inspect(tmp_path)
+
+    assert len(caught.value.faults) >= 3
+    assert str(caught.value) == f"{tmp_path} is not a usable checkpoint: {'; '.join(caught.value.faults)}"
