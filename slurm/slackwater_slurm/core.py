@@ -148,13 +148,6 @@ class Node:
         """Could a job be placed here once GPUs are free?  A reservation may still forbid it."""
         return self.responding and self.state in SCHEDULABLE
 
-    @property
-    def gpus_idle(self) -> GpuCount:
-        """GPUs that a job could get now; none on a node that takes no jobs."""
-        if not self.is_schedulable:
-            return GpuCount()
-        return GpuCount.of((kind, max(0, count - self.gpus_used.get(kind))) for kind, count in self.gpus.by_type)
-
 
 @dataclass(frozen=True, slots=True)
 class Partition:

@@ -32,19 +32,16 @@ def test_taking_more_than_there_is_is_an_error() -> None:
         GpuCount.of({"h200": 1}) - GpuCount.of({"h200": 2})
 
 
-def test_idle_gpus_are_what_is_not_used() -> None:
-    assert make_node(NodeState.MIXED).gpus_idle == GpuCount.of({"h200": 1, "rtx5090": 2})
-
-
 @pytest.mark.parametrize(
     "state", [NodeState.DRAINING, NodeState.DRAINED, NodeState.DOWN, NodeState.MAINT, NodeState.OTHER]
 )
-def test_gpus_of_a_node_that_takes_no_jobs_are_not_idle(state: NodeState) -> None:
-    assert make_node(state).gpus_idle == GpuCount()
+def test_a_node_in_a_state_that_takes_no_jobs_cannot_be_scheduled(state: NodeState) -> None:
+    assert make_node(NodeState.MIXED).is_schedulable
+    assert not make_node(state).is_schedulable
 
 
-def test_gpus_of_a_node_that_does_not_answer_are_not_idle() -> None:
-    assert make_node(NodeState.IDLE, responding=False).gpus_idle == GpuCount()
+def test_a_node_that_does_not_answer_cannot_be_scheduled() -> None:
+    assert not make_node(NodeState.IDLE, responding=False).is_schedulable
 
 
 def make_job(**changes: Any) -> Job:
