@@ -69,7 +69,7 @@ class TestEveryAdapter:
             ("r2", "rtx5090:2", NodeState.IDLE),
         ]
         assert {node.partitions for node in nodes} == {("cleaning", "train")}
-        assert all(node.gpus_idle == node.gpus for node in nodes)
+        assert not any(node.gpus_used for node in nodes)
 
     def test_sees_partitions_and_the_running_configuration(self, client: SlurmClient) -> None:
         client.ping()
@@ -147,7 +147,7 @@ class TestEveryAdapter:
 
         wait_for(lambda: [job.array_id for job in client.jobs()] == [other], "only the other array is left")
 
-    def test_a_drained_node_takes_nothing_and_its_gpus_are_not_idle(self, client: SlurmClient, lab: Lab) -> None:
+    def test_a_drained_node_takes_nothing_more_and_keeps_what_runs(self, client: SlurmClient, lab: Lab) -> None:
         array_id = cleaning(client, 1)
         wait_for(lambda: bool(running(client, array_id)), "a worker runs")
         busy = running(client, array_id)[0].nodes[0]
@@ -158,8 +158,8 @@ class TestEveryAdapter:
         states = {node.name: node for node in client.nodes()}
         assert states[busy].state == NodeState.DRAINING
         assert states[free].state == NodeState.DRAINED
-        assert not states[busy].gpus_idle
-        assert not states[free].gpus_idle
+        assert not states[busy].is_schedulable
+        assert not states[free].is_schedulable
         assert states[busy].gpus_used == GpuCount.of({"h200": 1})
 
     def test_a_maintenance_reservation_is_seen_before_it_begins(self, client: SlurmClient, lab: Lab) -> None:
