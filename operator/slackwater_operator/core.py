@@ -111,14 +111,6 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Flavor:
-    """A GPU type, or a CPU slot of one machine."""
-
-    name: str
-    hourly_cost: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Node:
     """A machine with GPUs of one flavor.
 
@@ -196,7 +188,7 @@ class CleaningJob:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Lending and reclaim settings of the pool."""
+    """Lending and reclaim settings of a pool."""
 
     lend_after_s: float = 2.0
     retarget_after_s: float = 8.0  # a victim still there after this is given up on
@@ -204,8 +196,20 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Flavor:
+    """A GPU type in one pool, or a CPU slot of one machine, with limits of its own if it has any."""
+
+    name: str
+    limits: Limits | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a plan is made from.  Equal snapshots give equal plans."""
+    """All that a plan is made from.  Equal snapshots give equal plans.
+
+    flavors: those with limits of their own; `limits` holds for the others, and its `max_parallel` for
+    all of them together.
+    """
 
     now_s: float
     nodes: tuple[Node, ...]
@@ -215,15 +219,23 @@ class Snapshot:
     flavors: tuple[Flavor, ...] = ()
     limits: Limits = Limits()
 
+    def limits_of(self, flavor: str) -> Limits:
+        """What holds on the GPUs of one flavor."""
+        return next((own.limits for own in self.flavors if own.name == flavor and own.limits), self.limits)
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step of a plan."""
+    """One step of a plan.
+
+    beneficiary: who waits for the GPUs of an EVICT: Variant.uid, a training job's uid, or "" if nobody.
+    """
 
     verb: Verb
     uid: str
     count: int
     reason: Reason
+    beneficiary: str = ""
 
 
 @dataclass(frozen=True, slots=True)

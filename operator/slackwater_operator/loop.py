@@ -5,18 +5,17 @@ Called by the supervisor of one machine here, by the operator in Kubernetes.
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from slackwater_operator.accounts import Accounts
 from slackwater_operator.cluster.base import Cluster, Observation
 from slackwater_operator.core import (
     Action,
     Limits,
-    PermanentError,
     Plan,
     Service,
     Snapshot,
-    TemporaryError,
     Variant,
 )
 from slackwater_operator.policy import check_budget, plan
@@ -26,16 +25,27 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class VariantSpec:
+    """The part of a `Variant` that a person writes."""
+
+    uid: str
+    flavor: str
+    slots_per_replica: int
+    gpus: int = 1
+    preference: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSpec:
     """The part of a `Service` that a person writes; the rest is measured."""
 
     name: str
     min_replicas: int
     max_replicas: int
-    slots_per_replica: int
-    flavors: tuple[str, ...]
+    variants: tuple[VariantSpec, ...]
     burst_slots: int
     deadband_replicas: int
+    window: Window = field(default_factory=Window)
 
 
 class Loop:
@@ -44,16 +54,29 @@ class Loop:
     `snapshot`, `plan` and `accounts` hold the newest tick's, for status and metrics.
     """
 
-    def __init__(self, cluster: Cluster, services: tuple[ServiceSpec, ...], window: Window, limits: Limits) -> None:
+    def __init__(self, cluster: Cluster, services: Sequence[ServiceSpec], limits: Limits) -> None:
         self._cluster = cluster
-        self._specs = services
         self._limits = limits
-        self._histories = {spec.name: History(window) for spec in services}
+        self._specs: tuple[ServiceSpec, ...] = ()
+        self._histories: dict[str, History] = {}
+        self.serve(services)
         self._taken: tuple[Action, ...] = ()  # of the newest tick
         self._said: set[tuple[str, str]] = set()
         self.accounts = Accounts()
         self.snapshot: Snapshot | None = None
         self.plan = Plan()
+
+    def serve(self, services: Sequence[ServiceSpec]) -> None:
+        """These services from now on; what is known of the traffic of those that stay is kept.
+
+        A changed window forgets: its samples were not kept for the new one.
+        """
+        windows = {spec.name: spec.window for spec in self._specs}
+        self._histories = {
+            spec.name: self._histories[spec.name] if windows.get(spec.name) == spec.window else History(spec.window)
+            for spec in services
+        }
+        self._specs = tuple(services)
 
     async def tick(self, now_s: float) -> tuple[Action, ...]:
         """One round; returns the actions that the cluster took on."""
@@ -65,17 +88,15 @@ class Loop:
         self.snapshot = self._snapshot(seen, now_s)
         self.plan = plan(self.snapshot)
         check_budget(self.snapshot, self.plan)
-        taken = []
-        for action in self.plan.actions:
-            try:
-                await self._cluster.apply(action, now_s)
-            except (TemporaryError, PermanentError) as error:
-                self._say_once(action, str(error))
-            else:
-                logger.info("%s uid=%s count=%d reason=%s", action.verb, action.uid, action.count, action.reason)
-                self._said = {said for said in self._said if said[0] != action.uid}
-                taken.append(action)
-        self._taken = tuple(taken)
+        refusals = await self._cluster.apply(self.plan.actions, now_s) if self.plan.actions else ()
+        for refusal in refusals:
+            self._say_once(refusal.action, str(refusal.error))
+        refused = {refusal.action for refusal in refusals}
+        self._taken = tuple(action for action in self.plan.actions if action not in refused)
+        for action in self._taken:
+            logger.info("%s uid=%s count=%d reason=%s", action.verb, action.uid, action.count, action.reason)
+        begun = {action.uid for action in self._taken}
+        self._said = {said for said in self._said if said[0] not in begun}
         return self._taken
 
     def _say_once(self, action: Action, message: str) -> None:
@@ -95,18 +116,21 @@ class Loop:
             workloads=seen.workloads,
             services=tuple(self._service(spec, dict(seen.lead_s), now_s) for spec in self._specs),
             jobs=seen.jobs,
+            flavors=seen.flavors,
             limits=self._limits,
         )
 
     def _service(self, spec: ServiceSpec, lead_s: dict[str, float], now_s: float) -> Service:
         variants = tuple(
             Variant(
-                uid=f"{spec.name}/{flavor}",
-                flavor=flavor,
-                slots_per_replica=spec.slots_per_replica,
-                lead_s=lead_s.get(f"{spec.name}/{flavor}", 0.0),
+                uid=variant.uid,
+                flavor=variant.flavor,
+                slots_per_replica=variant.slots_per_replica,
+                lead_s=lead_s.get(variant.uid, 0.0),
+                gpus=variant.gpus,
+                preference=variant.preference,
             )
-            for flavor in spec.flavors
+            for variant in spec.variants
         )
         longest_s = max((variant.lead_s for variant in variants), default=0.0)
         return Service(

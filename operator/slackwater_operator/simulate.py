@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from slackwater_operator.accounts import Accounts
-from slackwater_operator.cluster.base import Observation
+from slackwater_operator.cluster.base import Observation, Refusal
 from slackwater_operator.core import (
     Action,
     BudgetExceeded,
@@ -178,9 +178,11 @@ class SimulatedCluster:
             lead_s=((VARIANT, self.fleet.lead_s),),
         )
 
-    async def apply(self, action: Action, now_s: float) -> None:
-        """`carry_out`, for the loop."""
-        self.carry_out(action, now_s)
+    async def apply(self, actions: Sequence[Action], now_s: float) -> tuple[Refusal, ...]:
+        """`carry_out`, for the loop; nothing is refused."""
+        for action in actions:
+            self.carry_out(action, now_s)
+        return ()
 
     def carry_out(self, action: Action, now_s: float) -> None:
         """Begin one action.  Raises BudgetExceeded for a start without a free GPU."""

@@ -23,7 +23,7 @@ from slackwater_operator.cluster.programs import Programs
 from slackwater_operator.cluster.slots import Slot, find_slots
 from slackwater_operator.config import EMBEDDED_VOICE, Config, Inference
 from slackwater_operator.core import BudgetExceeded, Limits, PermanentError
-from slackwater_operator.loop import Loop, ServiceSpec
+from slackwater_operator.loop import Loop, ServiceSpec, VariantSpec
 from slackwater_operator.metrics import Metrics
 from slackwater_operator.status import StateFolder, document
 from slackwater_operator.traffic import Window
@@ -71,7 +71,7 @@ class Supervisor:
         self._folder.claim()
         events = EventLog(self._config.state_dir / "events.jsonl")
         cluster = LocalCluster(self._config, slots, self._programs, on_event=events, poke=self._poked.set)
-        loop = Loop(cluster, self._services(slots), self._window(), self._limits())
+        loop = Loop(cluster, self._services(slots), self._limits())
         metrics = self._metrics()
         running = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -164,10 +164,13 @@ class Supervisor:
                 name=inference.name,
                 min_replicas=inference.min_replicas,
                 max_replicas=inference.max_replicas,
-                slots_per_replica=inference.slots_per_replica,
-                flavors=tuple(sorted({slot.flavor for slot in slots})),
+                variants=tuple(
+                    VariantSpec(f"{inference.name}/{flavor}", flavor, inference.slots_per_replica)
+                    for flavor in sorted({slot.flavor for slot in slots})
+                ),
                 burst_slots=inference.burst_slots,
                 deadband_replicas=inference.deadband_replicas,
+                window=self._window(),
             ),
         )
 

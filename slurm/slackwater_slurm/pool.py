@@ -6,10 +6,11 @@ shown as running or not at all, so the policy never evicts for it.  Owns no loop
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from slackwater_operator import core as operator
 from slackwater_operator.cluster.base import Observation as PoolObservation
+from slackwater_operator.cluster.base import Refusal, one_by_one
 from slackwater_slurm import fleet
 from slackwater_slurm.cluster import SlurmCluster
 from slackwater_slurm.core import SlurmRefused
@@ -54,11 +55,14 @@ class SlurmPool:
             lead_s=(),
         )
 
-    async def apply(self, action: operator.Action, now_s: float) -> None:
+    async def apply(self, actions: Sequence[operator.Action], now_s: float) -> tuple[Refusal, ...]:
         """START: let so many more workers of a job run.   EVICT: send one of ours back to the queue.
 
-        Raises PermanentError for anything else: there are no replicas here, and training is not ours.
+        Anything else is refused for good: there are no replicas here, and training is not ours.
         """
+        return await one_by_one(self._begin, actions, now_s)
+
+    async def _begin(self, action: operator.Action, now_s: float) -> None:
         del now_s  # Slurm keeps its own time
         seen = self._look()
         steps: list[fleet.Action]

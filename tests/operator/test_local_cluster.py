@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,10 @@ async def cluster_of(
         assert set(psutil.Process().children(recursive=True)) <= others
 
 
-def act(cluster: LocalCluster, verb: Verb, uid: str, reason: Reason, count: int = 1) -> Awaitable[None]:
-    return cluster.apply(Action(verb, uid, count, reason), time.monotonic())
+async def act(cluster: LocalCluster, verb: Verb, uid: str, reason: Reason, count: int = 1) -> None:
+    """Raises what the cluster refuses with."""
+    for refusal in await cluster.apply((Action(verb, uid, count, reason),), time.monotonic()):
+        raise refusal.error
 
 
 def phase_of(cluster: LocalCluster, kind: Kind) -> list[Phase]:

@@ -4,7 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from slackwater_operator.core import Action, BudgetExceeded, Condition, Kind, Phase, Plan, Reason, Variant, Verb
+from slackwater_operator.core import (
+    Action,
+    BudgetExceeded,
+    Condition,
+    Flavor,
+    Kind,
+    Limits,
+    Phase,
+    Plan,
+    Reason,
+    Variant,
+    Verb,
+)
 from slackwater_operator.policy import check_budget, plan
 from slackwater_operator.testing.cases import (
     NOW_S,
@@ -29,6 +41,36 @@ def test_evicts_the_worker_that_loses_least_work_first():
     made = checked(snapshot([node(3)], there, [service(load(8))]))
 
     assert [action.uid for action in made.actions] == ["w2", "w3"]
+
+
+def test_each_eviction_names_who_waits_for_its_gpus_and_none_does_for_a_broken_node():
+    there = [worker("w1", flavor="old", node="b"), worker("w2"), worker("w3", node="c")]
+    variants = (Variant("tts/h200", "h200", 4, 2.0, preference=1), Variant("tts/old", "old", 4, 2.0))
+    nodes = [node(1), node(1, name="b", flavor="old"), node(1, name="c", schedulable=False)]
+    waiting = training("big", phase=Phase.PENDING, flavor="old")
+
+    made = checked(snapshot(nodes, [*there, waiting], [service(load(4), variants=variants)]))
+
+    assert {action.uid: action.beneficiary for action in made.actions} == {"w2": "tts/h200", "w1": "big", "w3": ""}
+
+
+def test_a_flavor_with_limits_of_its_own_is_lent_and_retargeted_by_them():
+    slow = Flavor("old", Limits(lend_after_s=60.0, retarget_after_s=120.0))
+    leaving = worker("w1", flavor="old", node="b", phase=Phase.LEAVING, leaving_since_s=NOW_S - 30)
+    nodes = [node(1, free=1, idle_s=10), node(2, free=1, name="b", flavor="old", idle_s=10)]
+    seen = snapshot(nodes, [leaving], jobs=[job(flavors=("h200", "old"))])
+
+    assert [action.count for action in checked(seen).actions] == [2]
+    assert [action.count for action in checked(replace(seen, flavors=(slow,))).actions] == [1]
+    variants = (Variant("tts/old", "old", 4, 2.0),)
+    wanting = replace(
+        seen,
+        nodes=(node(2, name="b", flavor="old"),),
+        workloads=(leaving, worker("w2", flavor="old", node="b")),
+        services=(service(load(4), variants=variants),),
+    )
+    assert [action.reason for action in checked(wanting).actions] == [Reason.RETARGET]
+    assert checked(replace(wanting, flavors=(slow,))).actions == ()
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ async def test_a_child_sees_the_gpu_of_its_slot_and_no_other(tmp_path: Path) -> 
     cluster = LocalCluster(config, slots, Programs(None, stand_ins))
     try:
         await cluster.start()
-        await cluster.apply(Action(Verb.START, "job", len(slots), Reason.IDLE), time.monotonic())
+        await cluster.apply((Action(Verb.START, "job", len(slots), Reason.IDLE),), time.monotonic())
         while not all(member.receipt for member in cluster.members.values()):
             await asyncio.sleep(0.02)
 

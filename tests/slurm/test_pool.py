@@ -6,7 +6,6 @@ import pytest
 
 from slackwater_operator.core import Action, Limits, PermanentError, Reason, Verb
 from slackwater_operator.loop import Loop
-from slackwater_operator.traffic import Window
 from slackwater_slurm.cluster import SlurmCluster
 from slackwater_slurm.config import CleaningJob
 from slackwater_slurm.core import NodeState
@@ -27,7 +26,7 @@ def pool_of(slurm: FakeSlurm) -> SlurmPool:
 
 
 def loop_of(pool: SlurmPool) -> Loop:
-    return Loop(pool, (), Window(), Limits(lend_after_s=2.0))
+    return Loop(pool, (), Limits(lend_after_s=2.0))
 
 
 async def play(loop: Loop, pool: SlurmPool, slurm: FakeSlurm, since_s: float, until_s: float) -> None:
@@ -80,6 +79,7 @@ async def test_anything_but_its_own_workers_is_refused(slurm: FakeSlurm) -> None
     await pool.refresh(0, slurm.now_s, {"pod": True})
 
     for verb, uid in ((Verb.EVICT, "training/h1/h200"), (Verb.DRAIN, "replica")):
-        with pytest.raises(PermanentError, match="only workers of ours"):
-            await pool.apply(Action(verb, uid, 1, Reason.TRAFFIC), 0)
+        (refusal,) = await pool.apply((Action(verb, uid, 1, Reason.TRAFFIC),), 0)
+        assert isinstance(refusal.error, PermanentError)
+        assert "only workers of ours" in str(refusal.error)
     assert slurm.changes() == []

@@ -1,9 +1,19 @@
 """What the loop needs of a cluster, whichever it is."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slackwater_operator.core import Action, CleaningJob, Node, TrafficSample, Workload
+from slackwater_operator.core import (
+    Action,
+    CleaningJob,
+    Flavor,
+    Node,
+    PermanentError,
+    TemporaryError,
+    TrafficSample,
+    Workload,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +23,7 @@ class Observation:
     samples: traffic since the last observation, (service, sample) in time order.
     lead_s: (variant uid, measured reclaim + wake time).
     departed: (worker uid, its final committed_s) since the last observation.
+    flavors: those with limits of their own.
     """
 
     nodes: tuple[Node, ...]
@@ -21,6 +32,15 @@ class Observation:
     samples: tuple[tuple[str, TrafficSample], ...]
     lead_s: tuple[tuple[str, float], ...]
     departed: tuple[tuple[str, float], ...] = ()
+    flavors: tuple[Flavor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An action that could not be begun.  A TemporaryError may pass by itself; the other needs a person."""
+
+    action: Action
+    error: TemporaryError | PermanentError
 
 
 class Cluster(Protocol):
@@ -29,8 +49,21 @@ class Cluster(Protocol):
     def observe(self, now_s: float) -> Observation:
         """Read what is known; never waits."""
 
-    async def apply(self, action: Action, now_s: float) -> None:
-        """Begin one action; its effect shows in a later observation.
+    async def apply(self, actions: Sequence[Action], now_s: float) -> tuple[Refusal, ...]:
+        """Begin the actions of one plan; their effects show in later observations.
 
-        Raises TemporaryError (the same action may be planned again later) or PermanentError.
+        Returns those that could not be begun; they may be planned again.
         """
+
+
+async def one_by_one(
+    begin: Callable[[Action, float], Awaitable[None]], actions: Sequence[Action], now_s: float
+) -> tuple[Refusal, ...]:
+    """`Cluster.apply` for a cluster that begins one action after another and raises what it refuses."""
+    refusals = []
+    for action in actions:
+        try:
+            await begin(action, now_s)
+        except (TemporaryError, PermanentError) as error:
+            refusals.append(Refusal(action, error))
+    return tuple(refusals)

@@ -11,10 +11,10 @@ import logging
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from slackwater_operator.cluster.base import Observation
+from slackwater_operator.cluster.base import Observation, Refusal, one_by_one
 from slackwater_operator.cluster.child import Child, end
 from slackwater_operator.cluster.front import Front
 from slackwater_operator.cluster.members import BAD_INPUT, PREEMPTED, Member, Owner, Reclaim
@@ -112,7 +112,10 @@ class LocalCluster:
             departed=departed,
         )
 
-    async def apply(self, action: Action, now_s: float) -> None:
+    async def apply(self, actions: Sequence[Action], now_s: float) -> tuple[Refusal, ...]:
+        return await one_by_one(self._begin, actions, now_s)
+
+    async def _begin(self, action: Action, now_s: float) -> None:
         match action.verb:
             case Verb.START:
                 for _ in range(action.count):

@@ -54,11 +54,11 @@ class Draft:
         self._unreplaced = self._hung_without_substitute(leaving, hung)
         self._kept = self._floor_workers()
 
-    def act(self, verb: Verb, uid: str, reason: Reason, count: int = 1) -> None:
+    def act(self, verb: Verb, uid: str, reason: Reason, count: int = 1, beneficiary: str = "") -> None:
         """Add one action."""
-        self.actions.append(Action(verb, uid, count, reason))
+        self.actions.append(Action(verb, uid, count, reason, beneficiary))
 
-    def evict(self, victim: Workload, reason: Reason) -> None:
+    def evict(self, victim: Workload, reason: Reason, beneficiary: str = "") -> None:
         """Evict one workload; its GPUs count as coming from now on."""
         assert victim.uid not in self.chosen
         assert self.evictions_left > 0
@@ -69,7 +69,7 @@ class Draft:
         if reason in CLAIMS and self._unreplaced.get(victim.flavor, 0) >= victim.gpus:
             self._unreplaced[victim.flavor] -= victim.gpus
             reason = Reason.RETARGET
-        self.act(Verb.EVICT, victim.uid, reason)
+        self.act(Verb.EVICT, victim.uid, reason, beneficiary=beneficiary)
 
     def candidates(self, priority: int) -> list[Workload]:
         """Workloads on usable nodes that something of `priority` may have evicted, in no order."""
@@ -96,7 +96,7 @@ class Draft:
         for workload in hung:
             assert workload.leaving_since_s is not None  # `is_hung` says so
             missing[workload.flavor] = missing.get(workload.flavor, 0) + workload.gpus
-            late_s = workload.leaving_since_s + self.snapshot.limits.retarget_after_s
+            late_s = workload.leaving_since_s + self.snapshot.limits_of(workload.flavor).retarget_after_s
             deadline_s[workload.flavor] = min(late_s, deadline_s.get(workload.flavor, late_s))
         for workload in leaving:
             since_s = workload.leaving_since_s

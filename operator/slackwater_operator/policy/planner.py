@@ -50,7 +50,8 @@ def _make_room_for_training(draft: Draft) -> None:
         def unmet(more: Mapping[str, int]) -> bool:
             return not any(more.values())
 
-        reclaim(draft, Claim({job.flavor: job.gpus}, unmet, job.gpus, PRIORITY[Kind.TRAINING], Reason.TRAINING))
+        shapes, uids = {job.flavor: job.gpus}, {job.flavor: job.uid}
+        reclaim(draft, Claim(shapes, uids, unmet, job.gpus, PRIORITY[Kind.TRAINING], Reason.TRAINING))
 
 
 def _leave_lost_nodes(draft: Draft) -> None:

@@ -20,7 +20,7 @@ def is_hung(workload: Workload, snapshot: Snapshot) -> bool:
     return (
         workload.phase is Phase.LEAVING
         and since_s is not None
-        and snapshot.now_s - since_s > snapshot.limits.retarget_after_s
+        and snapshot.now_s - since_s > snapshot.limits_of(workload.flavor).retarget_after_s
     )
 
 
@@ -47,7 +47,8 @@ class Pool:
             self.free[name] = max(0, min(room, len(node.idle_since_s)))
             # Of a node that holds more than is whole, less comes back than leaves.
             self.coming[name] = max(0, min(self.coming[name], room + self.coming[name] - self.free[name]))
-            rested = sum(snapshot.now_s - since_s >= snapshot.limits.lend_after_s for since_s in node.idle_since_s)
+            lend_after_s = snapshot.limits_of(node.flavor).lend_after_s
+            rested = sum(snapshot.now_s - since_s >= lend_after_s for since_s in node.idle_since_s)
             self.rested[name] = min(self.free[name], rested)
         self.free_of_flavor = {f: sum(self.free[name] for name in names) for f, names in self._of_flavor.items()}
 

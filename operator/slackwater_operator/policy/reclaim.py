@@ -16,11 +16,13 @@ class Claim:
     """Something that waits for GPUs: replicas of a service, or one training job.
 
     shapes: GPUs of one replica on each flavor that it runs on, the preferred flavor first.
+    uids: what runs there, by flavor: the beneficiary of an eviction.
     unmet: whether something is missing, given how many more replicas each flavor gets.
     most_gpus: a victim with more GPUs than this frees some that nobody waits for.
     """
 
     shapes: Mapping[str, int]
+    uids: Mapping[str, str]
     unmet: Callable[[Mapping[str, int]], bool]
     most_gpus: int
     priority: int
@@ -48,7 +50,7 @@ def reclaim(draft: Draft, claim: Claim) -> dict[str, int]:
         chosen = cheapest(draft, claim, able)
         more = gained(draft, claim, chosen)
     for victim in chosen[: draft.evictions_left]:
-        draft.evict(victim, claim.reason)
+        draft.evict(victim, claim.reason, claim.uids[draft.pool.nodes[victim.node].flavor])
     for flavor, count in more.items():
         for _ in range(count):
             draft.pool.take_coming(flavor, claim.shapes[flavor])

@@ -167,6 +167,7 @@ class Serving:
             missing.add(max(1, best.slots_per_replica))
         claim = Claim(
             shapes={variant.flavor: variant.gpus for variant in self._variants},
+            uids={variant.flavor: variant.uid for variant in self._variants},
             unmet=unmet,
             most_gpus=missing.replicas * best.gpus,
             priority=PRIORITY[Kind.INFERENCE],
