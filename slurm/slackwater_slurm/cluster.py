@@ -15,12 +15,13 @@ from slackwater_slurm.changes import ChangeLog, Changes
 from slackwater_slurm.client.base import SlurmClient
 from slackwater_slurm.config import CleaningJob
 from slackwater_slurm.core import Partition, SlurmRefused
-from slackwater_slurm.fleet import Action, Cancel, Hold, Requeue, SetThrottle, Submit, Wish
+from slackwater_slurm.fleet import Action, Cancel, Hold, Release, Requeue, Resume, SetThrottle, Submit, Wish
 from slackwater_slurm.observation import Observation, Scope, observe
 
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 15.0, 600.0  # of a submission that Slurm refused: a quota may be free later
+MEND_EVERY_S = 30.0  # a node that refuses again, or a user who may not resume nodes, is not asked at every look
 MAX_ARRAY_SIZE = 1001  # Slurm's default
 
 
@@ -56,6 +57,7 @@ class SlurmCluster:
         self._max_array = MAX_ARRAY_SIZE
         self._log = ChangeLog()
         self._refusals: dict[str, _Refusal] = {}
+        self._mended_s: dict[Release | Resume, float] = {}
         self.name = ""
         self.is_connected = False
 
@@ -152,12 +154,23 @@ class SlurmCluster:
             case Requeue(refs):
                 self._client.requeue(refs)
                 self._log.send_away(refs)
+            case Release(refs):
+                self._client.release(refs)
+            case Resume(node):
+                self._client.resume([node])
             case Submit(job, gpu_type, num_tasks, max_running):
                 spec = self._jobs[job]
                 self._client.submit(workers.submission(spec, self._partition, gpu_type, num_tasks, max_running))
                 self._refusals.pop(job, None)
 
     def _is_backing_off(self, action: Action, now_s: float) -> bool:
+        """Refused submissions wait; so does mending anew what the last mending did not help."""
+        if isinstance(action, Release | Resume):
+            if now_s < self._mended_s.get(action, 0.0) + MEND_EVERY_S:
+                return True
+            self._mended_s = {one: at_s for one, at_s in self._mended_s.items() if now_s < at_s + MEND_EVERY_S}
+            self._mended_s[action] = now_s
+            return False
         refusal = self._refusals.get(action.job) if isinstance(action, Submit) else None
         return refusal is not None and now_s < refusal.retry_s
 
@@ -210,6 +223,10 @@ def describe(action: Action) -> str:
             return f"cancel array={array_id} reason={reason}"
         case Requeue(refs, reason):
             return f"requeue tasks={','.join(refs)} reason={reason}"
+        case Release(refs):
+            return f"release tasks={','.join(refs)} reason=a node refused to launch them"
+        case Resume(node):
+            return f"resume node={node} reason=drained for tasks whose end it had not seen"
         case Submit(job, gpu_type, num_tasks, max_running):
             return f"submit job={job} gpu_type={gpu_type or 'any'} tasks={num_tasks} max_running={max_running}"
 

@@ -132,6 +132,7 @@ class Node:
 
     gpus_used: allocated to jobs, also to jobs that are completing.
     gpu_indexes_used: sorted (type, indexes) of the GPUs in use; () when Slurm did not say.
+    reason: why it was drained or set down, in the words of who did it.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Node:
     partitions: tuple[str, ...] = ()
     responding: bool = True
     gpu_indexes_used: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    reason: str = ""
 
     @property
     def is_schedulable(self) -> bool:
@@ -247,6 +249,11 @@ class Job:
     def is_held(self) -> bool:
         """A person or we keep it from starting (`scontrol hold`, `requeuehold`)."""
         return self.is_pending and self.reason in ("JobHeldUser", "JobHeldAdmin")
+
+    @property
+    def is_stuck(self) -> bool:
+        """Slurm keeps it from starting, since a node refused to launch it (slurmctld's `requeue` of such a job)."""
+        return self.is_pending and re.split("[ _]", self.reason.lower()) == ["launch", "failed", "requeued", "held"]
 
     @property
     def holds_gpus(self) -> bool:

@@ -81,6 +81,20 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """Let tasks of ours start again that Slurm holds, since a node refused to launch them."""
+
+    refs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Let a node take jobs again that Slurm drained for no fault of its own."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """A new array for a lane."""
 
@@ -90,19 +104,20 @@ class Submit:
     max_running: int
 
 
-Action = SetThrottle | Hold | Cancel | Requeue | Submit
+Action = SetThrottle | Hold | Cancel | Requeue | Release | Resume | Submit
 
 
 def plan(seen: Observation, wishes: Sequence[Wish]) -> tuple[Action, ...]:
     """What to do now, in this order.  Equal observations give equal actions; none when all is as wished."""
     shares = _share(seen, wishes)
-    actions: list[Action] = []
+    actions: list[Action] = [Resume(node) for node in seen.misjudged]
     for wish in wishes:
         arrays = [array for array in seen.arrays if array.job == wish.job]
         unwanted = [array for array in arrays if not wish.is_open or array.gpu_type not in wish.lanes]
         actions += _close(unwanted)
         if wish.is_open:
             wanted = [array for array in arrays if array not in unwanted]
+            actions += [Release(array.stuck) for array in wanted if array.stuck]
             actions += _size(wish, wanted, shares[wish.job], held_elsewhere=sum(a.held_workers for a in unwanted))
         actions += _leave(arrays, seen, wish)
     return tuple(actions)

@@ -15,6 +15,10 @@ from slackwater_slurm.core import GpuCount, Job, Node, NodeState, Partition, Res
 
 MARK = re.compile(r"slackwater:clean:(?P<job>[a-z0-9-]{1,40}):(?P<gpu_type>[A-Za-z0-9_.-]*)")
 
+# A slurmd that was started again while tasks left its node refuses them when they come back: it still sees their end.
+# Slurm drains the node with this reason and holds the tasks.
+TWICE = "Duplicate jobid"
+
 
 class Use(StrEnum):
     """What a GPU is used for.  Whatever is not our cleaning and holds a GPU is training."""
@@ -55,6 +59,7 @@ class Array:
     displaced: tasks that ran, were sent back to the queue and wait; Slurm restarts them by itself.
     waiting: tasks that never ran.   throttle: None when unknown, 0 = no limit.
     paused: tasks among those two that are held (`scontrol hold`).
+    stuck: refs of displaced tasks that Slurm itself holds, since a node refused to launch them.
     """
 
     array_id: int
@@ -64,6 +69,7 @@ class Array:
     displaced: int = 0
     waiting: int = 0
     paused: int = 0
+    stuck: tuple[str, ...] = ()
     throttle: int | None = None
     reason: str = ""  # why the first of those that wait does
     restarts_of: tuple[tuple[str, int], ...] = ()  # (ref, restarts) of tasks that restarted at least once
@@ -89,6 +95,7 @@ class Observation:
 
     gpus: (node, type, use) to count, none of them 0.   idle: GPUs that a cleaning task could get now, by type.
     yielding: nodes that our tasks must leave, each with the reason.
+    misjudged: nodes that Slurm drained for no fault of theirs.
     pending_gpus: (partition, reason) to GPUs that others wait for.
     """
 
@@ -98,6 +105,7 @@ class Observation:
     idle: GpuCount
     arrays: tuple[Array, ...]
     yielding: tuple[tuple[str, str], ...]
+    misjudged: tuple[str, ...] = ()
     pending_gpus: tuple[tuple[tuple[str, str], int], ...] = ()
 
     def count(self, use: Use) -> int:
@@ -170,6 +178,13 @@ def observe(
         idle=GpuCount.of(idle),
         arrays=arrays,
         yielding=_yielding(nodes, reservations, scope, now_s),
+        misjudged=tuple(
+            node.name
+            for node in nodes
+            if node.state is NodeState.DRAINED
+            and node.reason.startswith(TWICE)
+            and open_partitions & {*node.partitions}
+        ),
         pending_gpus=_pending(jobs, scope),
     )
 
@@ -197,6 +212,7 @@ def _array(array_id: int, records: list[Job], scope: Scope) -> Array:
         displaced=sum(record.num_tasks for record in displaced),
         waiting=sum(record.num_tasks for record in pending if record.restarts == 0),
         paused=sum(record.num_tasks for record in pending if record.is_held),
+        stuck=tuple(record.ref for record in pending if record.is_stuck),
         throttle=throttles[0] if throttles else None,
         reason=pending[0].reason if pending else "",
         restarts_of=tuple((record.ref, record.restarts) for record in records if record.restarts),
@@ -264,6 +280,10 @@ def _yielding(
         if reservation.is_maintenance and due:
             reasons.update(dict.fromkeys(reservation.nodes, "maintenance"))
     return tuple(sorted(reasons.items()))
+
+
+def _is_misjudged(node: Node) -> bool:
+    return node.state is NodeState.DRAINED and node.reason.startswith(TWICE)
 
 
 def _pending(jobs: Sequence[Job], scope: Scope) -> tuple[tuple[tuple[str, str], int], ...]:

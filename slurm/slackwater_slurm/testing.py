@@ -46,6 +46,7 @@ class FakeTask:
     node: str = ""
     restarts: int = 0
     held: bool = False
+    stuck: bool = False
     reservation: str = ""
     submit_s: float = 0.0
     start_s: float | None = None
@@ -71,6 +72,7 @@ class FakeSlurm:
     settings: dict[str, str] = field(default_factory=lambda: dict(CONFIG))
     tasks: list[FakeTask] = field(default_factory=list)
     states: dict[str, NodeState] = field(default_factory=dict)
+    node_reasons: dict[str, str] = field(default_factory=dict)
     throttles: dict[int, int] = field(default_factory=dict)
     reserved: dict[str, Reservation] = field(default_factory=dict)
     failing: SlurmError | None = None
@@ -176,7 +178,15 @@ class FakeSlurm:
         self._may_fail("release")
         self.calls.append(("release", tuple(refs)))
         for task in self._named(refs):
-            task.held = False
+            task.held = task.stuck = False
+        self.schedule()
+
+    def resume(self, nodes: Sequence[str]) -> None:
+        self._may_fail("resume")
+        self.calls.append(("resume", tuple(nodes)))
+        for node in nodes:
+            self.states[node] = NodeState.IDLE
+            self.node_reasons.pop(node, None)
         self.schedule()
 
     def requeue(self, refs: Sequence[str]) -> None:
@@ -218,6 +228,16 @@ class FakeSlurm:
                     self._send_back(task)
         self.schedule()
 
+    def lose_node_daemon(self, node: str) -> None:
+        """What Slurm makes of a slurmd that is killed and started again while tasks leave its node."""
+        self.states[node] = NodeState.DRAINED
+        self.node_reasons[node] = "Duplicate jobid"
+        for task in self.tasks:
+            if task.node == node:
+                self._send_back(task)
+                task.stuck = True
+        self.schedule()
+
     def reserve(self, name: str, nodes: tuple[str, ...], start_s: float, end_s: float, *flags: str) -> None:
         self.reserved[name] = Reservation(name, nodes, start_s, end_s, frozenset(flags), start_s <= self.now_s)
         self.schedule()
@@ -238,7 +258,7 @@ class FakeSlurm:
         """Start all that can be started: the higher partition first, then by age."""
         tier = {partition.name: partition.priority_tier for partition in self.partitions_list}
         for task in sorted(self.tasks, key=lambda task: (-tier.get(task.partition, 0), task.job_id)):
-            if task.node or task.held or not self._under_throttle(task):
+            if task.node or task.held or task.stuck or not self._under_throttle(task):
                 continue
             node = self._place(task) or (self._make_room(task) if task.partition == "train" else "")
             if node:
@@ -311,6 +331,7 @@ class FakeSlurm:
             gpus=GpuCount.of({gpu_type: total}),
             gpus_used=GpuCount.of({gpu_type: used}),
             partitions=tuple(p.name for p in self.partitions_list if name in p.nodes),
+            reason=self.node_reasons.get(name, ""),
         )
 
     def _record(
@@ -320,6 +341,8 @@ class FakeSlurm:
         reason = (
             ""
             if task.node
+            else "launch_failed_requeued_held"
+            if task.stuck
             else "JobHeldUser"
             if task.held
             else "Resources"

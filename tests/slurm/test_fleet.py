@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater_slurm.core import GpuCount
-from slackwater_slurm.fleet import Cancel, Hold, Requeue, SetThrottle, Submit, Wish, plan
+from slackwater_slurm.fleet import Cancel, Hold, Release, Requeue, Resume, SetThrottle, Submit, Wish, plan
 from slackwater_slurm.observation import Array, Observation, Task
 
 JOB = Wish("podcasts", max_workers=100)
@@ -37,9 +37,21 @@ def array(
     job: str = "podcasts",
     node: str = "h1",
     paused: int = 0,
+    stuck: tuple[str, ...] = (),
 ) -> Array:
     tasks = tuple(Task(f"{array_id}_{i}", array_id, i, node, GpuCount.of({"": 1}), True, float(i)) for i in range(held))
-    return Array(array_id, job, gpu_type, tasks, displaced, waiting, paused, throttle)
+    return Array(array_id, job, gpu_type, tasks, displaced, waiting, paused, stuck, throttle)
+
+
+def test_tasks_that_a_node_refused_to_launch_are_let_start_again() -> None:
+    stuck = array(held=4, displaced=2, waiting=5, throttle=6, stuck=("1_2", "1_3"))
+
+    assert plan(seen(stuck), [JOB]) == (Release(("1_2", "1_3")),)
+    assert Release(("1_2", "1_3")) not in plan(seen(stuck), [replace(JOB, is_open=False)])
+
+
+def test_a_node_that_slurm_drained_for_no_fault_of_its_own_is_resumed() -> None:
+    assert plan(replace(seen(array(held=4, waiting=5, throttle=4)), misjudged=("h1",)), [JOB]) == (Resume("h1"),)
 
 
 def test_submits_one_array_sized_to_the_idle_gpus() -> None:

@@ -1,12 +1,19 @@
 """Training takes GPUs from cleaning on a real Slurm, is never beside it on one, and nothing is lost or doubled."""
 
+import getpass
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from slackwater_slurm.client.command import Commands
+from slackwater_slurm.client.text import TextClient
+from slackwater_slurm.cluster import SlurmCluster
+from slackwater_slurm.config import CleaningJob
+from slackwater_slurm.fleet import Action, Release, Resume
 from slackwater_slurm.lab import Lab
+from slackwater_slurm.observation import mark
 from slackwater_slurm.rounds import Stage
 from slackwater_slurm.templates.scripts import worker_command
 from slackwater_workers.ledger.store import PosixStore
@@ -110,7 +117,9 @@ def test_a_controller_killed_while_workers_leave_loses_neither_training_nor_work
 
 
 def test_a_node_daemon_killed_while_workers_leave_loses_neither_training_nor_workers(stage: Stage) -> None:
-    stage.start_cleaning(stage.stand_in(leave_s=1.0))
+    array = stage.start_cleaning(stage.stand_in(leave_s=1.0))
+    stage.lab.run("scontrol", "update", f"JobId={array}", f"Comment={mark('pod', '')}")
+    controller = controller_of(stage.lab)
     job = stage.submit_training("rtx5090", 2)
     stage.wait(lambda: len(stage.of("clean", "term")) == 2, 20.0, "workers were not asked to leave")
     node = stage.of("clean", "term")[0].node
@@ -119,17 +128,24 @@ def test_a_node_daemon_killed_while_workers_leave_loses_neither_training_nor_wor
     stage.lab.start_node(node)
     stage.wait_for("train", "end", job, 40.0)
     # The new slurmd of 22.05 refuses the very tasks whose end its predecessor was watching; Slurm then drains the node
-    # ("Duplicate jobid") and holds the tasks ("launch failed requeued held").  The administrator's two words mend it.
-    stage.wait(lambda: mended(stage) and len(stage.of("clean", "start")) == 12 + 2, BACK_S, "no worker came back")
+    # ("Duplicate jobid") and holds the tasks ("launch failed requeued held").
+    done: list[Action] = []
+
+    def is_mended() -> bool:
+        done.extend(controller.tick(time.time(), {"pod": True}).actions)
+        return len(stage.running_tasks()) == stage.lab.settings.num_gpus
+
+    stage.wait(lambda: is_mended() and len(stage.of("clean", "start")) == 12 + 2, BACK_S, "no worker came back")
 
     assert_alone_on_its_gpus(stage, job)
+    assert {type(action) for action in done} in ({Resume, Release}, set())  # newer releases of Slurm need no mending
 
 
-def mended(stage: Stage) -> bool:
-    """Resume drained nodes and release held tasks; is cleaning on every GPU then?"""
-    for name in set(stage.lab.run("sinfo", "-h", "-N", "-t", "drain", "-o", "%N").split()):
-        stage.lab.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
-    for line in stage.lab.run("squeue", "-h", "-r", "-O", "JobArrayID:20,Reason:40").splitlines():
-        if line.rstrip().endswith("held"):
-            stage.lab.run("scontrol", "release", line.split()[0])
-    return len(stage.running_tasks()) == stage.lab.settings.num_gpus
+def controller_of(lab: Lab) -> SlurmCluster:
+    """A controller of the stage's array that wants as many workers as there are GPUs."""
+    most = lab.settings.num_gpus
+    job = CleaningJob(name="pod", input=lab.folder, output=lab.folder, min_workers=most, max_workers=most)
+    client = TextClient(Commands(lab.environment()))
+    cluster = SlurmCluster(client, user=getpass.getuser(), partition="cleaning", jobs=[job], maintenance_lead_s=60)
+    cluster.connect()
+    return cluster

@@ -57,6 +57,9 @@ class SlurmClient(Protocol):
     def release(self, refs: Sequence[str]) -> None:
         """Undo `hold`."""
 
+    def resume(self, nodes: Sequence[str]) -> None:
+        """Let drained nodes take jobs again.  Raises SlurmRefused when the user may not."""
+
     def requeue(self, refs: Sequence[str]) -> None:
         """Signal what runs (SIGTERM, KillWait, SIGKILL) and put it back in the queue.
 

@@ -112,6 +112,7 @@ def _node(record: Record) -> Node:
         partitions=tuple(sorted(_words(record, "partitions"))) if record.get("partitions") else (),
         responding=responding,
         gpu_indexes_used=gres.gpu_indexes(used),
+        reason=_text(record, "reason"),
     )
 
 
@@ -140,7 +141,7 @@ def _job(record: Record) -> Job:
         name: tuple(sorted(index for _, some in gres.gpu_indexes(text) for index in some))
         for name, text in zip(names, detail, strict=False)
     }
-    reason = _text(record, "state_reason")
+    reason = _text(record, "state_description") or _text(record, "state_reason")  # as squeue shows them
     return Job(
         job_id=_number(record, "job_id") or 0,
         array_id=array_id,

@@ -92,6 +92,7 @@ class PyslurmClient(TextClient):
                     gpu_indexes_used=tuple(
                         sorted((kind, tuple(sorted(some))) for kind, some in indexes.get(node.name, {}).items())
                     ),
+                    reason=node.reason or "",
                 )
             )
         return tuple(sorted(found, key=lambda node: node.name))

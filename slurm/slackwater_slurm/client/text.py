@@ -27,7 +27,7 @@ from slackwater_slurm.core import (
 
 logger = logging.getLogger(__name__)
 
-_NODE_COLUMNS = ("NodeList", "StateLong", "Gres", "GresUsed", "Partition")
+_NODE_COLUMNS = ("NodeList", "StateLong", "Gres", "GresUsed", "Partition", "Reason")
 _JOB_COLUMNS = (
     "JobID",
     "JobArrayID",
@@ -122,6 +122,10 @@ class TextClient:
     def release(self, refs: Sequence[str]) -> None:
         self._each("scontrol", "release", refs)
 
+    def resume(self, nodes: Sequence[str]) -> None:
+        for node in nodes:
+            self._commands.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
     def requeue(self, refs: Sequence[str]) -> None:
         self._each("scontrol", "requeue", refs, "job is pending execution")
 
@@ -209,6 +213,7 @@ def _node(row: Mapping[str, str]) -> Node:
         gpus_used=gres.gpus(row["GresUsed"]),
         responding=responding,
         gpu_indexes_used=gres.gpu_indexes(row["GresUsed"]),
+        reason="" if row["Reason"] in gres.NOTHING else row["Reason"],
     )
 
 
