@@ -1,8 +1,15 @@
-"""Skips GPU tests where there is no GPU, and records what GPU tests found: --record FILE."""
+"""Skips GPU tests where there is no GPU, records what GPU tests found (--record FILE), starts processes as in a pod."""
 
 import json
+import os
 import platform
+import shutil
+import signal
 import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -64,3 +71,64 @@ def version_of(package: str) -> str:
 def commit(root: Path) -> str:
     head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True)
     return head.stdout.strip() or "unknown"
+
+
+class PodProcess:
+    """A process as a pod has it: first of its PID namespace, user 65532, read-only root, only /tmp writable."""
+
+    # Everything outside the namespaces stays as it was; `--kill-child` ends the process with this one.
+    _ENTER = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "sh", "-c")
+    _SETUP = """
+        mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs -o mode=1777 tmpfs /tmp &&
+        mount -o remount,bind,ro / || exit 99
+        exec env -i --block-signal=TERM PATH="$PATH" PYTHONPATH="$PYTHONPATH" HOME=/tmp \
+            setpriv --reuid 65532 --regid 65532 --clear-groups --no-new-privs --bounding-set -all "$@"
+    """
+
+    def __init__(self, command: tuple[str, ...]) -> None:
+        self.process = subprocess.Popen(
+            [*self._ENTER, self._SETUP, "sh", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        while not (found := children.read_text().split()):
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.001)
+        self.pid = int(found[0])  # as this side of the namespace sees it
+
+    def program(self) -> str:
+        """What it runs just now."""
+        return Path(f"/proc/{self.pid}/comm").read_text().strip()
+
+    def terminate(self) -> None:
+        """What a kubelet sends first."""
+        os.kill(self.pid, signal.SIGTERM)
+
+
+@pytest.fixture
+def pod() -> Iterator[Callable[..., PodProcess]]:
+    """Starts `slackwater ARGS` as the process of a pod; all are ended with the test."""
+    if shutil.which("unshare") is None or subprocess.run([*PodProcess._ENTER, "true"], capture_output=True).returncode:
+        pytest.skip("a pod's process needs root and namespaces")
+    started: list[PodProcess] = []
+
+    def start(*args: object) -> PodProcess:
+        started.append(PodProcess((sys.executable, "-m", "slackwater_operator", *map(str, args))))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
+
+
+@pytest.fixture
+def pod_folder() -> Iterator[Path]:
+    """A folder that a pod's process sees and may write, like a volume."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)

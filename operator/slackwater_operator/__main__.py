@@ -1,5 +1,5 @@
 """`python -m slackwater_operator` is the console script `slackwater`."""
 
-from slackwater_operator.cli import main
+from slackwater_operator.start import main
 
 main()

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from slackwater_inference.gateway.membership import BadReplicas, specs_of
 from slackwater_inference.gateway.routing import ReplicaSpec
-from slackwater_inference.gateway.server import parse_replicas
 from slackwater_inference.gateway.testing import Call, ScriptedReplica, serving
 
 CLOSE_FRAME = b"\x88\x02\x03\xe8"
@@ -219,7 +219,7 @@ async def test_a_port_in_use_is_one_line_and_exit_code_2() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        pytest.param(["--port=0"], "give --replica URL=SLOTS, or --supervised", id="nothing to send to"),
+        pytest.param(["--port=0"], "give --replica URL=SLOTS, --control-port or --supervised", id="nothing to send to"),
         pytest.param(["--replica=http://h:1"], "wants URL=SLOTS", id="no slots"),
         pytest.param(["--replica=http://h:1=0"], "wants URL=SLOTS", id="no slot at all"),
         pytest.param(["--replica=nonsense=3"], "wants URL=SLOTS", id="no URL"),
@@ -233,21 +233,44 @@ async def test_wrong_options_are_one_line_and_exit_code_2(options: list[str], sa
     assert says in errors
 
 
+@pytest.mark.e2e
+async def test_a_wrong_set_message_changes_nothing() -> None:
+    async def script(call: Call) -> None:
+        await call.answer(200, b"hello")
+
+    async with serving(ScriptedReplica(script)) as url, supervised() as gateway, httpx.AsyncClient() as client:
+        address = (await gateway.event("ready"))["url"]
+        gateway.tell({"uid": "one", "url": url, "slots": 2})
+        gateway.tell({"uid": "two", "url": url, "slots": 0})
+
+        response = await client.post(f"{address}/v1/tts", timeout=20)
+
+    assert response.content == b"hello"
+
+
+def test_a_set_of_replicas_may_be_empty_and_have_fields_that_we_do_not_know() -> None:
+    message = {"set": "replicas", "replicas": [{"uid": "a", "url": "http://127.0.0.1:9000", "slots": 2, "new": 1}]}
+
+    assert specs_of(message) == [ReplicaSpec("a", "http://127.0.0.1:9000/", 2)]
+    assert specs_of({"replicas": []}) == []
+
+
+REPLICA = {"uid": "a", "url": "http://h:1", "slots": 1}
+
+
 @pytest.mark.parametrize(
-    ("message", "specs"),
+    ("message", "says"),
     [
-        pytest.param(
-            {"set": "replicas", "replicas": [{"uid": "a", "url": "http://127.0.0.1:9000", "slots": 2, "new": 1}]},
-            [ReplicaSpec("a", "http://127.0.0.1:9000/", 2)],
-            id="unknown fields are ignored",
-        ),
-        pytest.param({"set": "replicas", "replicas": []}, [], id="an empty set is a set"),
-        pytest.param({"set": "pace", "pace": 1}, None, id="not for us"),
-        pytest.param({"set": "replicas"}, None, id="no list"),
-        pytest.param(
-            {"set": "replicas", "replicas": [{"uid": "a", "url": "http://h:1", "slots": 0}]}, None, id="no slots"
-        ),
+        pytest.param([], "valid dictionary", id="no object"),
+        pytest.param({"set": "replicas"}, "replicas: Field required", id="no list"),
+        pytest.param({"replicas": [{**REPLICA, "slots": 0}]}, "replicas.0.slots: .* got 0", id="no slots"),
+        pytest.param({"replicas": [{**REPLICA, "uid": ""}]}, "replicas.0.uid: ", id="no name"),
+        pytest.param({"replicas": [{**REPLICA, "url": "h:1"}]}, "replicas.0.url: .* got 'h:1'", id="no URL"),
+        pytest.param({"replicas": [REPLICA, REPLICA]}, "'a' is there again", id="one name for two"),
     ],
 )
-def test_a_wrong_set_message_changes_nothing(message: dict[str, Any], specs: list[ReplicaSpec] | None) -> None:
-    assert parse_replicas(message) == specs
+def test_a_wrong_set_of_replicas_is_refused_in_one_line_that_names_the_field(message: Any, says: str) -> None:
+    with pytest.raises(BadReplicas, match=says) as refused:
+        specs_of(message)
+
+    assert "\n" not in str(refused.value)

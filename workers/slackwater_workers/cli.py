@@ -1,4 +1,4 @@
-"""`slackwater clean`: run, status, verify, export.
+"""`slackwater clean`: run, status, verify, export, keep.
 
 Owns the command line's words and exit codes.  Everything heavy is imported inside the commands, after
 the signal handlers stand.
@@ -45,6 +45,9 @@ def run(
     ttl: Annotated[float | None, typer.Option(help="Seconds after which a silent worker's shard is taken.")] = None,
     nice: Annotated[int, typer.Option(min=0, max=19, help="Be nice to other processes.")] = 0,
     supervised: Annotated[bool, typer.Option(help="Speak JSON events with the parent process.")] = False,
+    receipt_file: Annotated[
+        Path | None, typer.Option(help="Keep the newest durable record here; in a pod /dev/termination-log.")
+    ] = None,
     cleaner: Annotated[str, typer.Option(help="Steps of your own, module:name.")] = SPEECH_CLEANER,
 ) -> None:
     """Clean INPUT into the ledger.  Start as many as you like, anywhere that sees both folders.
@@ -66,6 +69,8 @@ def run(
         settings = load_config(config, assignments)
         name = job or output.resolve().name
         report = _report(stop, name, supervised)
+        if receipt_file is not None:
+            report = _with_receipt(report, receipt_file, worker)
         progress = _run(input, output, name, settings, cleaner, worker, report, stop)
     except Stopped as stopped:
         if report is not None:
@@ -97,6 +102,13 @@ def _report(stop: "StopFlag", job: str, supervised: bool) -> "Report":
     link = ParentLink(sys.stdout, sys.stdin)
     link.listen(lambda _message: None, leave_when_parent_is_gone(stop))
     return SupervisorReport(link, job)
+
+
+def _with_receipt(report: "Report", file: Path, worker: str) -> "Report":
+    from slackwater_workers.pipeline.receipt import ReceiptFile
+    from slackwater_workers.pipeline.report import ReceiptReport
+
+    return ReceiptReport(report, ReceiptFile(file), worker)
 
 
 def _line_start() -> str:
@@ -221,3 +233,31 @@ def export(
         raise typer.BadParameter(str(error)) from error
     rest = f"; {found.shards_open} shards are still open" if found.shards_open else ""
     typer.echo(f"{found.cleaned} items in {folder} ({found.written} new), {found.quarantined} quarantined{rest}")
+
+
+@app.command()
+def keep(
+    ledger: Annotated[Path, typer.Argument(help="The ledger's folder; it may be made later.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 9090,
+) -> None:
+    """Tell an operator over HTTP how far a job is, and whether what its workers said is so; changes nothing.
+
+    GET /progress, POST /verify, GET /ready.  Ends 0 at SIGTERM.
+    """
+    import signal
+
+    stopping = (signal.SIGTERM, signal.SIGINT)
+    # Blocked they stay pending, also for the first process of a container, and no thread is interrupted by them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    from slackwater_workers.keeper.keeper import Keeper
+    from slackwater_workers.keeper.server import serving
+    from slackwater_workers.ledger.store import PosixStore
+
+    try:
+        with serving(Keeper(PosixStore(ledger)), host, port) as url:
+            typer.echo(f"keeper of {ledger} on {url}, Ctrl-C ends it")
+            signal.sigwait(stopping)
+    except PermanentError as error:
+        raise typer.BadParameter(str(error)) from error

@@ -18,8 +18,11 @@ from pathlib import Path
 from slackwater_workers.config import JobConfig, identity
 from slackwater_workers.core import Cleaned, Item, ItemRefused, Progress, Receipt, StorageFull
 from slackwater_workers.ledger.export import export
+from slackwater_workers.ledger.frames import Row
 from slackwater_workers.ledger.index import LISTING, walk
 from slackwater_workers.ledger.job import join_job
+from slackwater_workers.ledger.leases import Lease, Leases
+from slackwater_workers.ledger.parts import PartWriter, read_chain
 from slackwater_workers.ledger.store import PartFile, PosixStore
 from slackwater_workers.pipeline.worker import Worker
 from slackwater_workers.preemption import StopFlag
@@ -135,6 +138,41 @@ class Recorder:
 
     def leaving(self, reason: str) -> None:
         self.words.append("leaving")
+
+
+class _Blind(Leases):
+    """A worker that looked just before it lost its lease, always."""
+
+    def is_lost(self, lease: Lease) -> bool:
+        return False
+
+
+class Hand(PartWriter):
+    """A worker's hand on one shard, led by a test.
+
+    Whoever held the shard before counts as dead; and this one writes on after it lost the shard.
+    """
+
+    def __init__(self, store: PosixStore, shard: str) -> None:
+        leases = _Blind(store, "hand", ttl_s=0.0)
+        lease = leases.claim(shard)
+        assert lease is not None
+        super().__init__(store, leases, lease, read_chain(store, shard))
+
+    def write(self, unit: str) -> Receipt:
+        """Make one record of a second of audio durable."""
+        return self.append(unit_row(unit))
+
+
+def unit_row(unit: str) -> Row:
+    """The least that a record says."""
+    return {"unit": unit, "status": "cleaned", "duration_s": 1.0}
+
+
+def receipt_of(path: Path) -> Receipt:
+    """What a worker would say of a part as it lies there."""
+    content = path.read_bytes()
+    return Receipt(str(path), len(content), hashlib.sha256(content).hexdigest())
 
 
 def make_input(folder: Path, contents: dict[str, bytes]) -> Path:

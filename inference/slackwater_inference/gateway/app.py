@@ -114,6 +114,14 @@ class Gateway:
         """The numbers of this moment."""
         return self._router.signals(self._clock())
 
+    def in_flight_by_replica(self) -> dict[str, int]:
+        """Requests on each replica; one that left the set is there until its last one ends."""
+        return self._router.in_flight_by_replica()
+
+    def metrics_text(self) -> bytes:
+        """The `edge_` numbers, as Prometheus reads them."""
+        return self._metrics.render()
+
     def leave(self) -> None:
         """Be not ready from now on; requests that are here are still served."""
         self._is_leaving = True
@@ -150,7 +158,7 @@ class Gateway:
     async def _serve_own(self, path: str, exchange: Exchange) -> None:
         if path == "/metrics":
             await exchange.start(200, [(b"content-type", CONTENT_TYPE)])
-            await exchange.body(self._metrics.render(), more=False)
+            await exchange.body(self.metrics_text(), more=False)
         elif path == "/readyz" and (self._is_leaving or not self._router.replicas):
             await exchange.refuse(Refusal(503, "leaving" if self._is_leaving else "no replica is ready"))
         else:

@@ -114,6 +114,13 @@ class Router:
         """Admitted requests that ended so."""
         return self._ended[outcome]
 
+    def in_flight_by_replica(self) -> dict[str, int]:
+        """Requests that hold a slot, by the replica's uid: each one in the set, and those that left it with some."""
+        counts: dict[str, int] = {}
+        for replica in self._replicas.values():
+            counts[replica.uid] = counts.get(replica.uid, 0) + replica.in_flight
+        return counts
+
     def set_replicas(self, specs: Iterable[ReplicaSpec]) -> None:
         """Replace the set.  One that is gone from it gets nothing new and finishes what it has.
 

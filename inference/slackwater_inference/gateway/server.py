@@ -1,4 +1,4 @@
-"""The gateway's process: its listening socket, its life and its talk with the supervisor.
+"""The gateway's process: its listening sockets, its life and its talk with the supervisor.
 
 Owns start, drain and end, and the `ready`, `signals` and `leaving` events (contract in
 operator/README.md).  Serves nothing itself; `cli` calls `run`.
@@ -11,18 +11,20 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import pydantic
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from slackwater_inference.events import ParentLink
 from slackwater_inference.gateway.app import Gateway
+from slackwater_inference.gateway.backlog import MIN_BETWEEN_S, Backlog
+from slackwater_inference.gateway.control import Control
+from slackwater_inference.gateway.membership import BadReplicas, Membership
 from slackwater_inference.gateway.routing import ReplicaSpec, Router
 from slackwater_inference.gateway.slots import Limits
 from slackwater_inference.gateway.tunnel import TunnelProtocol, reset
@@ -31,25 +33,6 @@ from slackwater_inference.gateway.upstream import Upstream
 logger = logging.getLogger(__name__)
 
 SIGNALS_EVERY_S = 1.0
-BURST_EVERY_S = 0.1
-
-
-class ReplicaMessage(pydantic.BaseModel):
-    """A replica as a person or the supervisor writes it."""
-
-    uid: str = pydantic.Field(min_length=1)
-    url: pydantic.HttpUrl
-    slots: int = pydantic.Field(ge=1)
-
-    def spec(self) -> ReplicaSpec:
-        """The checked value that the rest works with."""
-        return ReplicaSpec(self.uid, str(self.url), self.slots)
-
-
-class ReplicasMessage(pydantic.BaseModel):
-    """The `set: replicas` message; fields that we do not know are ignored."""
-
-    replicas: list[ReplicaMessage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,22 +128,30 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(listener: socket.socket, settings: Settings, link: ParentLink) -> None:
-    """Serve until SIGTERM or SIGINT and the end of what is in flight, or until the parent is gone."""
-    asyncio.run(_serve(listener, settings, link))
+def run(listener: socket.socket, settings: Settings, link: ParentLink, control: socket.socket | None = None) -> None:
+    """Serve until SIGTERM or SIGINT and the end of what is in flight, or until the parent is gone.
+
+    control: where an operator of a cluster may ask and tell; None = nobody may.
+    """
+    asyncio.run(_serve(listener, settings, link, control))
 
 
-async def _serve(listener: socket.socket, settings: Settings, link: ParentLink) -> None:
+async def _serve(
+    listener: socket.socket, settings: Settings, link: ParentLink, control_listener: socket.socket | None
+) -> None:
     loop = asyncio.get_running_loop()
-    backlog = asyncio.Event()
-    url = url_of(listener)
+    backlog = Backlog()
+    urls = {"url": url_of(listener)}
+    if control_listener is not None:
+        urls["control_url"] = url_of(control_listener)
     async with Upstream() as upstream:
-        gateway = Gateway(Router(settings.max_queued), upstream, settings.limits, on_backlog=backlog.set)
-        gateway.set_replicas(list(settings.replicas))
+        gateway = Gateway(Router(settings.max_queued), upstream, settings.limits, on_backlog=backlog.began)
+        membership = Membership(gateway, settings.replicas)
+        control = Control(gateway, membership, backlog)
 
         def on_ready() -> None:
-            logger.info("ready url=%s", url)
-            link.say("ready", url=url)
+            logger.info("ready %s", " ".join(f"{name}={url}" for name, url in urls.items()))
+            link.say("ready", **urls)
 
         server = Server(gateway, on_ready, ws=partial(TunnelProtocol, gateway.tunnel))
 
@@ -170,13 +161,12 @@ async def _serve(listener: socket.socket, settings: Settings, link: ParentLink) 
             logger.info("leaving reason=%s in_flight=%d", signum.name, gateway.signals().in_flight)
             link.say("leaving", reason=signum.name)
             gateway.leave()
+            control.leave()
             server.leave()
             loop.call_later(settings.grace_s, gateway.cut)
 
         def on_set(message: dict[str, Any]) -> None:
-            specs = parse_replicas(message)
-            if specs is not None:
-                loop.call_soon_threadsafe(gateway.set_replicas, specs)
+            loop.call_soon_threadsafe(_hear, membership, message)
 
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, leave, signum)
@@ -184,31 +174,47 @@ async def _serve(listener: socket.socket, settings: Settings, link: ParentLink) 
         link.listen(on_set, on_gone=lambda: os._exit(0))
         teller = asyncio.create_task(_tell_signals(gateway, link, backlog))
         try:
-            await server.serve(sockets=[listener])
+            # Until the last stream has ended an operator wants to know how many there are.
+            async with _controlled(control, control_listener):
+                await server.serve(sockets=[listener])
         finally:
             teller.cancel()
 
 
-def parse_replicas(message: dict[str, Any]) -> list[ReplicaSpec] | None:
-    """The replicas of a `set` message; None for another message, or a wrong one, which is logged:
-    the last good set stays."""
-    if message.get("set") != "replicas":
-        return None
+@contextlib.asynccontextmanager
+async def _controlled(control: Control, listener: socket.socket | None) -> AsyncIterator[None]:
+    """Serve the control address, if there is one, as long as the block runs."""
+    if listener is None:
+        yield
+        return
+    accepts = asyncio.Event()
+    server = Server(control, on_ready=accepts.set)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await accepts.wait()
     try:
-        parsed = ReplicasMessage.model_validate(message)
-    except pydantic.ValidationError as error:
-        logger.error("set replicas ignored: %s", "; ".join(f"{e['loc']}: {e['msg']}" for e in error.errors()))
-        return None
-    return [replica.spec() for replica in parsed.replicas]
+        yield
+    finally:
+        control.end()
+        server.leave()
+        await serving
 
 
-async def _tell_signals(gateway: Gateway, link: ParentLink, backlog: asyncio.Event) -> None:
+def _hear(membership: Membership, message: dict[str, Any]) -> None:
+    """Take a `set` message of the supervisor.  A wrong one is logged, and the last good set stays."""
+    if message.get("set") != "replicas":
+        return
+    try:
+        membership.tell(message)
+    except BadReplicas as error:
+        logger.error("set replicas ignored: %s", error)
+
+
+async def _tell_signals(gateway: Gateway, link: ParentLink, backlog: Backlog) -> None:
     """Say `signals` once a second, and early when requests begin to wait."""
+    seen = backlog.count
     while True:
-        backlog.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SIGNALS_EVERY_S - BURST_EVERY_S):
-                await backlog.wait()
+        await backlog.wait(seen, SIGNALS_EVERY_S - MIN_BETWEEN_S)
+        seen = backlog.count
         # In a thread: a supervisor that stopped reading must not stop the streams.
         await asyncio.to_thread(link.say, "signals", **dataclasses.asdict(gateway.signals()))
-        await asyncio.sleep(BURST_EVERY_S)
+        await asyncio.sleep(MIN_BETWEEN_S)

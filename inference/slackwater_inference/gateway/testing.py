@@ -14,6 +14,9 @@ from typing import Any
 import httpx
 
 from slackwater_inference.gateway.app import Gateway, Receive, Scope, Send
+from slackwater_inference.gateway.backlog import Backlog
+from slackwater_inference.gateway.control import Control
+from slackwater_inference.gateway.membership import Membership
 from slackwater_inference.gateway.routing import ReplicaSpec, Router
 from slackwater_inference.gateway.server import Server, listen, url_of
 from slackwater_inference.gateway.slots import Limits
@@ -136,17 +139,48 @@ async def replica(script: Script, slots: int = 1) -> AsyncIterator[tuple[Scripte
 
 
 @asynccontextmanager
-async def rig(*specs: ReplicaSpec, max_queued: int = 8, limits: Limits | None = None) -> AsyncIterator[Rig]:
+async def rig(
+    *specs: ReplicaSpec, max_queued: int = 8, limits: Limits | None = None, backlog: Backlog | None = None
+) -> AsyncIterator[Rig]:
     """Serve a gateway before these replicas."""
     backlogs: list[int] = []
+
+    def on_backlog() -> None:
+        backlogs.append(router.queued)
+        if backlog is not None:
+            backlog.began()
+
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(Upstream())
         router = Router(max_queued)
-        gateway = Gateway(router, upstream, limits or Limits(), on_backlog=lambda: backlogs.append(router.queued))
+        gateway = Gateway(router, upstream, limits or Limits(), on_backlog)
         gateway.set_replicas(list(specs))
         url = await stack.enter_async_context(serving(gateway, ws=partial(TunnelProtocol, gateway.tunnel)))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, trust_env=False, timeout=20))
         yield Rig(gateway, client, url, backlogs)
+
+
+@dataclass
+class Controlled:
+    """A running gateway with its control address."""
+
+    made: Rig
+    control: Control
+    backlog: Backlog
+    client: httpx.AsyncClient  # of the control address
+
+
+@asynccontextmanager
+async def controlled(*specs: ReplicaSpec, max_wait_s: float = 3600.0) -> AsyncIterator[Controlled]:
+    """Serve a gateway that is told by its control address, too.  specs: what its command line gave."""
+    backlog = Backlog()
+    async with rig(*specs, backlog=backlog) as made:
+        control = Control(made.gateway, Membership(made.gateway, specs), backlog, max_wait_s)
+        async with (
+            serving(control) as url,
+            httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client,
+        ):
+            yield Controlled(made, control, backlog, client)
 
 
 @asynccontextmanager

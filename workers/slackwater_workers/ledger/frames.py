@@ -73,8 +73,8 @@ def write_frame(write: Callable[[bytes], None], row: Row, data: BinaryIO | None,
     return HEAD_BYTES + len(encoded) + data_bytes + CRC.size
 
 
-def read_frames(file: BinaryIO, end: int | None = None, *, check_data: bool = True) -> Iterator[Frame]:
-    """The frames of `file` from its start, up to byte `end`.
+def read_frames(file: BinaryIO, end: int | None = None, *, start: int = 0, check_data: bool = True) -> Iterator[Frame]:
+    """The frames of `file` from byte `start`, where one begins, up to byte `end`.
 
     Stops without a word at the first head that is torn or damaged, or at a frame that reaches beyond the
     end: that is what a kill leaves.  A damaged body behind a good head is yielded as not whole, with an empty
@@ -82,7 +82,7 @@ def read_frames(file: BinaryIO, end: int | None = None, *, check_data: bool = Tr
     """
     size = file.seek(0, 2)
     end = size if end is None else min(end, size)
-    offset = 0
+    offset = start
     while offset + HEAD_BYTES + CRC.size <= end:
         file.seek(offset)
         head = file.read(HEAD_BYTES)

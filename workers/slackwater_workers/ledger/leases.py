@@ -55,7 +55,7 @@ class Leases:
         self._thread: threading.Thread | None = None
         self.worker = f"{worker}-{secrets.token_hex(4)}"
         self._heartbeat = f"hb/{self.worker}"
-        body = {"worker": self.worker, "host": socket.gethostname(), "pid": os.getpid(), "ttl_s": ttl_s}
+        body = {"worker": self.worker, "name": worker, "host": socket.gethostname(), "pid": os.getpid(), "ttl_s": ttl_s}
         if not store.create(self._heartbeat, json.dumps(body).encode()):
             raise PermanentError(f"two workers drew the name {self.worker}; start again")
 

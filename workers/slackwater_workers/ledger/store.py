@@ -74,6 +74,7 @@ class PosixStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._start = f"{root}/"  # joining strings: whoever follows a job looks at hundreds of names a second
 
     def create(self, name: str, content: bytes) -> bool:
         final = self._path(name)
@@ -110,7 +111,7 @@ class PosixStore:
     def names(self, folder: str) -> list[str]:
         with self._errors():
             try:
-                return sorted(os.listdir(self._path(folder)))
+                return sorted(os.listdir(self._start + folder))
             except FileNotFoundError:
                 return []
 
@@ -123,14 +124,14 @@ class PosixStore:
     def modified_s(self, name: str) -> float | None:
         with self._errors():
             try:
-                return os.stat(self._path(name)).st_mtime
+                return os.stat(self._start + name).st_mtime
             except FileNotFoundError:
                 return None
 
     def open(self, name: str) -> BinaryIO | None:
         with self._errors():
             try:
-                return self._path(name).open("rb")
+                return open(self._start + name, "rb")
             except FileNotFoundError:
                 return None
 

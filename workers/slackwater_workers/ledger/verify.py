@@ -1,17 +1,19 @@
-"""Proof, from every byte of a ledger, that each item was cleaned exactly once.
+"""Proof, from every byte of a ledger, that each item was cleaned exactly once; and of one receipt, from its own bytes.
 
 Owns the judgement; changes nothing.  Works on a ledger in any state, also while workers run: a done-record and
 the bytes it names never change, and everything else counts as open.
 """
 
 import hashlib
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from slackwater_workers.core import PermanentError, Shard, VerifyReport
+from slackwater_workers.core import PermanentError, Receipt, Shard, VerifyReport
 from slackwater_workers.ledger.frames import Frame, Row, pieces, read_frames
 from slackwater_workers.ledger.index import Index, load_index
 from slackwater_workers.ledger.leases import epochs
@@ -58,6 +60,32 @@ def verify(store: Store) -> VerifyReport:
         if name.startswith("s"):
             _count_garbage(store, name, findings)
     return _judge(index, findings)
+
+
+def holds(store: Store, receipt: Receipt) -> bool:
+    """Whether the ledger has the bytes that a worker said are durable, and counts them.
+
+    What a worker wrote after it lost its lease is on disk and in no history: it does not hold.  Of the path only
+    the name inside the ledger is read, since the worker may see the folder elsewhere.
+    Raises PermanentError when the shard's done-record is damaged.
+    """
+    named = re.fullmatch(r"part/([hs]\d+)/(\d+)", "/".join(PurePosixPath(receipt.path).parts[-3:]))
+    if named is None:
+        return False
+    shard, epoch = named[1], int(named[2])
+    try:
+        record = read_done(store, shard)
+        refs = None if record is None else [PartRef.from_row(part) for part in record["parts"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PermanentError(f"{store.location(done_name(shard))} is damaged: {error}") from error
+    counted = read_chain(store, shard, check_data=False).refs if refs is None else refs
+    if not any(ref.epoch == epoch and ref.size_bytes >= receipt.size_bytes for ref in counted):
+        return False
+    file = store.open(part_name(shard, epoch))
+    if file is None:
+        return False
+    with file:
+        return prefix_sha256(file, receipt.size_bytes) == receipt.sha256
 
 
 def _judge(index: Index, findings: _Findings) -> VerifyReport:

@@ -1,14 +1,15 @@
 """What a worker says while it works.
 
-Owns both voices: events to a supervisor, one line to a person.  Decides nothing.
+Owns its voices: events to a supervisor, one line to a person, the receipt for a kubelet.  Decides nothing.
 """
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from slackwater_workers.core import Progress, Receipt
 from slackwater_workers.events import ParentLink
+from slackwater_workers.pipeline.receipt import ReceiptFile
 
 _PERSON_EVERY_S = 0.5
 
@@ -29,30 +30,40 @@ class Report(Protocol):
         """A stop was understood."""
 
 
+class _Totals:
+    """This process's own sums, and with them what is said of a record that is durable."""
+
+    def __init__(self) -> None:
+        self._items = 0
+        self._audio_s = 0.0
+
+    def durable(self, unit: str, receipt: Receipt, audio_s: float) -> dict[str, Any]:
+        """The fields of the `durable` event, this record being counted in."""
+        self._items += 1
+        self._audio_s += audio_s
+        return {
+            "unit": unit,
+            "path": receipt.path,
+            "size_bytes": receipt.size_bytes,
+            "sha256": receipt.sha256,
+            "items": self._items,
+            "audio_s": round(self._audio_s, 3),
+        }
+
+
 class SupervisorReport:
     """Events of the contract in operator/README.md."""
 
     def __init__(self, link: ParentLink, job: str) -> None:
         self._link = link
         self._job = job
-        self._items = 0
-        self._audio_s = 0.0
+        self._totals = _Totals()
 
     def working(self, progress: Progress) -> None:
         self._link.say("working", job=self._job, **_counts(progress))
 
     def durable(self, unit: str, receipt: Receipt, audio_s: float) -> None:
-        self._items += 1
-        self._audio_s += audio_s
-        self._link.say(
-            "durable",
-            unit=unit,
-            path=receipt.path,
-            size_bytes=receipt.size_bytes,
-            sha256=receipt.sha256,
-            items=self._items,
-            audio_s=round(self._audio_s, 3),
-        )
+        self._link.say("durable", **self._totals.durable(unit, receipt, audio_s))
 
     def idle(self, progress: Progress) -> None:
         self._link.say("idle", **_counts(progress))
@@ -68,6 +79,32 @@ def _counts(progress: Progress) -> dict[str, int | None]:
         "items_open": progress.items_open,
         "shards_open": progress.shards_open,
     }
+
+
+class ReceiptReport:
+    """Says everything to another report, and keeps the newest `durable` in a file that outlives this process.
+
+    worker: the name that this process was given.
+    """
+
+    def __init__(self, inner: Report, file: ReceiptFile, worker: str) -> None:
+        self._inner = inner
+        self._file = file
+        self._worker = worker
+        self._totals = _Totals()
+
+    def working(self, progress: Progress) -> None:
+        self._inner.working(progress)
+
+    def durable(self, unit: str, receipt: Receipt, audio_s: float) -> None:
+        self._file.replace({**self._totals.durable(unit, receipt, audio_s), "worker": self._worker})
+        self._inner.durable(unit, receipt, audio_s)
+
+    def idle(self, progress: Progress) -> None:
+        self._inner.idle(progress)
+
+    def leaving(self, reason: str) -> None:
+        self._inner.leaving(reason)
 
 
 class PersonReport:
