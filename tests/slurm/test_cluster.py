@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slackwater_slurm.cluster import SlurmCluster
 from slackwater_slurm.config import CleaningJob
 from slackwater_slurm.core import NodeState, SlurmRefused, SlurmUnavailable
-from slackwater_slurm.fleet import Action, Release, Resume, Submit
+from slackwater_slurm.fleet import Action, Submit
 from slackwater_slurm.observation import Use, mark
 from slackwater_slurm.testing import FakeSlurm
 
@@ -52,48 +52,6 @@ def test_fills_every_idle_gpu_by_one_array() -> None:
 
     assert len(slurm.running()) == 12
     assert slurm.changes() == ["submit"]
-
-
-def test_a_node_daemon_lost_in_a_preemption_costs_no_worker_its_place() -> None:
-    slurm = FakeSlurm(MACHINES)
-    cluster = controller(slurm)
-    settle(cluster, slurm)
-
-    slurm.lose_node_daemon("r1")
-    done = settle(cluster, slurm)
-
-    assert [type(action) for action in done[:2]] == [Resume, Release]
-    assert len(slurm.running()) == 12
-
-
-def test_a_node_that_a_person_drained_stays_drained() -> None:
-    slurm = FakeSlurm(MACHINES)
-    cluster = controller(slurm)
-    settle(cluster, slurm)
-
-    slurm.lose_node_daemon("r1")
-    slurm.node_reasons["r1"] = "fan is broken"
-    settle(cluster, slurm)
-
-    assert {task.node for task in slurm.running()} == {"h1", "h2", "r2"}
-
-
-def test_one_who_may_not_resume_nodes_asks_seldom_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    slurm = FakeSlurm(MACHINES)
-    cluster = controller(slurm)
-    settle(cluster, slurm)
-    slurm.lose_node_daemon("r1")
-
-    for _ in range(40):  # two looks a second
-        slurm.fail_in["resume"] = SlurmRefused("scontrol: access/permission denied")
-        slurm.now_s += 0.5
-        cluster.tick(slurm.now_s, OPEN)
-
-    assert [record.message for record in caplog.records if "permission denied" in record.message] == [
-        "resume node=r1 reason=drained for tasks whose end it had not seen not possible now: "
-        "scontrol: access/permission denied"
-    ]
-    assert {task.node for task in slurm.running()} == {"h1", "h2", "r2"}
 
 
 def test_training_comes_and_goes_and_slurm_puts_workers_back_without_us() -> None:
