@@ -175,10 +175,10 @@ def test_output_that_was_cut_is_not_taken_for_a_short_list(folder: Path) -> None
 @pytest.mark.e2e
 def test_another_release_s_columns_are_refused(folder: Path) -> None:
     make_command(
-        folder, "sinfo", 'shift 4; mark=$(printf "%s" "$1" | sed "s/.*Partition:0//"); printf "h1 idle%s\\n" "$mark"'
+        folder, "sinfo", 'shift 4; mark=$(printf "%s" "$1" | sed "s/.*Reason:0//"); printf "h1 idle%s\\n" "$mark"'
     )
 
-    with pytest.raises(UnknownShape, match="sinfo: 5 columns were asked for, got 1"):
+    with pytest.raises(UnknownShape, match="sinfo: 6 columns were asked for, got 1"):
         TextClient(commands(folder)).nodes()
 
 

@@ -292,7 +292,8 @@ def test_metrics_tell_gpus_by_use_and_what_was_preempted(
     assert until(lambda: value("requeues_total", cluster="fake", reason="preempted") == 3)
     assert value("gpus", cluster="fake", gpu_type="h200", state="training") == 3
     assert value("gpus", cluster="fake", gpu_type="h200", state="background") == 1
-    assert value("pending_gpus", cluster="fake", partition="train", reason="Resources") == 4
+    # A look may have come between the two submissions.
+    assert until(lambda: value("pending_gpus", cluster="fake", partition="train", reason="Resources") == 4)
     assert until(lambda: value("preempt_seconds_count", cluster="fake") == 1)
     assert value("workers", cluster="fake", job="pod", state="displaced") == 3
     seconds = {"cluster": "fake", "gpu_type": "h200", "state": "background"}
