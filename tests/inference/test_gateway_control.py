@@ -16,6 +16,7 @@ from slackwater_inference.gateway.testing import (
     Controlled,
     ScriptedReplica,
     controlled,
+    in_two_parts,
     replica,
     say_hello,
     serving,
@@ -134,13 +135,7 @@ async def test_backlogs_that_come_and_go_do_not_make_a_busy_loop() -> None:
 async def test_a_replica_that_left_the_set_is_told_until_its_last_stream_has_ended() -> None:
     release = asyncio.Event()
 
-    async def script(call: Call) -> None:
-        await call.start(200)
-        await call.chunk(b"first ")
-        await release.wait()
-        await call.end()
-
-    async with replica(script) as (_, spec), controlled() as rig:
+    async with replica(in_two_parts(release)) as (_, spec), controlled() as rig:
         await rig.client.put("/replicas", json=told(spec))
         stream = asyncio.create_task(rig.made.client.post("/v1/tts"))
         while (await poll(rig))["replicas"] != {spec.uid: 1}:
@@ -153,7 +148,7 @@ async def test_a_replica_that_left_the_set_is_told_until_its_last_stream_has_end
         await until(lambda: rig.made.gateway.in_flight_by_replica() == {})
 
         assert during["replicas"] == {spec.uid: 1}
-        assert body == b"first "
+        assert body == b"first second"
         assert (await poll(rig))["replicas"] == {}
 
 
@@ -251,13 +246,6 @@ async def test_metrics_are_those_of_the_gateway() -> None:
 async def test_the_control_address_answers_until_the_last_stream_has_ended() -> None:
     release = asyncio.Event()
 
-    async def script(call: Call) -> None:
-        await call.start(200)
-        await call.chunk(b"first ")
-        await release.wait()
-        await call.chunk(b"second")
-        await call.end()
-
     command = "from slackwater_inference.gateway.cli import app; app()"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", command, "--supervised", "--port=0", "--control-port=0"),
@@ -268,7 +256,7 @@ async def test_the_control_address_answers_until_the_last_stream_has_ended() -> 
         assert process.stdout is not None
         ready = json.loads(await process.stdout.readline())
         async with (
-            serving(ScriptedReplica(script)) as url,
+            serving(ScriptedReplica(in_two_parts(release))) as url,
             httpx.AsyncClient(base_url=ready["control_url"], timeout=20) as control,
             httpx.AsyncClient(base_url=ready["url"], timeout=60) as client,
         ):

@@ -8,7 +8,17 @@ import pytest
 
 from slackwater_inference.gateway.routing import ReplicaSpec
 from slackwater_inference.gateway.slots import Limits
-from slackwater_inference.gateway.testing import Call, metric, one_replica, replica, rig, say_hello, until, unused_url
+from slackwater_inference.gateway.testing import (
+    Call,
+    in_two_parts,
+    metric,
+    one_replica,
+    replica,
+    rig,
+    say_hello,
+    until,
+    unused_url,
+)
 
 # Replicas that fail
 
@@ -142,14 +152,7 @@ async def test_a_post_that_may_have_been_done_is_not_sent_again() -> None:
 async def test_streams_on_a_replica_that_left_the_set_go_on_to_their_end() -> None:
     release = asyncio.Event()
 
-    async def script(call: Call) -> None:
-        await call.start(200)
-        await call.chunk(b"first ")
-        await release.wait()
-        await call.chunk(b"second")
-        await call.end()
-
-    async with replica(script) as (old, one), replica(say_hello) as (_, two), rig(one) as made:
+    async with replica(in_two_parts(release)) as (old, one), replica(say_hello) as (_, two), rig(one) as made:
         streams = asyncio.create_task(made.client.post("/v1/tts"))
         await until(lambda: old.in_flight == 1)
 

@@ -8,7 +8,7 @@ choice (`routing`) and no socket (`upstream`, `server`).  Runs under `server.Abo
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from slackwater_inference.gateway.metrics import CONTENT_TYPE, EdgeMetrics
@@ -43,6 +43,17 @@ CLIENT_LEFT = 499  # only in the metric; nobody is there to read it
 
 class ClientLeft(Exception):
     """The connection ended while the request's body was still coming."""
+
+
+async def body_parts(receive: Receive) -> AsyncIterator[bytes]:
+    """A request's body as it comes.  Raises ClientLeft."""
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        yield message["body"]
+        more = message["more_body"]
 
 
 class Exchange:
@@ -185,15 +196,10 @@ class Gateway:
         if declared.isdigit() and int(declared) > limits.max_body_bytes:
             raise too_large
         parts: list[bytes] = []
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientLeft
-            parts.append(message["body"])
-            exchange.held_bytes += len(message["body"])
-            self._held_bytes += len(message["body"])
-            more = message["more_body"]
+        async for part in body_parts(receive):
+            parts.append(part)
+            exchange.held_bytes += len(part)
+            self._held_bytes += len(part)
             if exchange.held_bytes > limits.max_body_bytes:
                 raise too_large
             if self._held_bytes > limits.max_held_bytes:

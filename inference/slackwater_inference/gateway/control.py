@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qs
 
-from slackwater_inference.gateway.app import Exchange, Gateway, Receive, Scope, Send
+from slackwater_inference.gateway.app import ClientLeft, Exchange, Gateway, Receive, Scope, Send, body_parts
 from slackwater_inference.gateway.backlog import MIN_BETWEEN_S, Backlog
 from slackwater_inference.gateway.membership import BadReplicas, Membership
 from slackwater_inference.gateway.metrics import CONTENT_TYPE
@@ -73,6 +73,8 @@ class Control:
                     await exchange.body(self._gateway.metrics_text(), more=False)
                 case unknown:
                     raise Refusal(404, f"there is no {unknown} here; there are {', '.join(REQUESTS)}")
+        except ClientLeft:
+            return
         except Refusal as refusal:
             await exchange.refuse(refusal)
 
@@ -104,9 +106,11 @@ class Control:
             await self._backlog.wait(seen, left_s)
 
     async def _take_replicas(self, exchange: Exchange, receive: Receive) -> None:
-        body = await _read(receive)
-        if body is None:
-            return
+        body = bytearray()
+        async for part in body_parts(receive):
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                raise Refusal(413, f"the body may have {MAX_BODY_BYTES} bytes")
         try:
             self._membership.tell(json.loads(body))
         except BadReplicas as error:
@@ -130,23 +134,6 @@ def _number(fields: dict[str, list[str]], name: str, kind: Callable[[str], Any],
         return kind(text)
     except ValueError:
         raise Refusal(422, f"{name} must be a number, got {text!r:.40}") from None
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """The request's body; None when the caller left in its middle.  Raises Refusal."""
-    parts: list[bytes] = []
-    size_bytes = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message["body"])
-        size_bytes += len(message["body"])
-        more = message["more_body"]
-        if size_bytes > MAX_BODY_BYTES:
-            raise Refusal(413, f"the body may have {MAX_BODY_BYTES} bytes")
-    return b"".join(parts)
 
 
 async def _answer(exchange: Exchange, fields: dict[str, Any]) -> None:

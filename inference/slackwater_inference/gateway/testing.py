@@ -130,6 +130,19 @@ async def say_hello(call: Call) -> None:
     await call.answer(200, b"hello", content_type="audio/wav")
 
 
+def in_two_parts(release: asyncio.Event) -> Script:
+    """The script of a replica that waits for `release` in the middle of its answer, `first second`."""
+
+    async def script(call: Call) -> None:
+        await call.start(200)
+        await call.chunk(b"first ")
+        await release.wait()
+        await call.chunk(b"second")
+        await call.end()
+
+    return script
+
+
 @asynccontextmanager
 async def replica(script: Script, slots: int = 1) -> AsyncIterator[tuple[ScriptedReplica, ReplicaSpec]]:
     """Serve a scripted replica; yields it and what a gateway is told of it."""
