@@ -76,11 +76,16 @@ def commit(root: Path) -> str:
 class PodProcess:
     """A process as a pod has it: first of its PID namespace, user 65532, read-only root, only /tmp writable."""
 
-    # Everything outside the namespaces stays as it was; `--kill-child` ends the process with this one.
+    # Everything outside the namespaces stays as it was; `--kill-child` ends the process with this one.  A checkout below
+    # /tmp stays there to be read: it is where the program comes from.
     _ENTER = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "sh", "-c")
     _SETUP = """
-        mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs -o mode=1777 tmpfs /tmp &&
-        mount -o remount,bind,ro / || exit 99
+        mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs -o mode=1777 tmpfs /mnt || exit 99
+        case "$CHECKOUT" in /tmp/*)
+            kept="/mnt/${CHECKOUT#/tmp/}"
+            mkdir -p "$kept" && mount --bind "$CHECKOUT" "$kept" && mount -o remount,bind,ro "$kept" || exit 99
+        esac
+        mount --move /mnt /tmp && mount -o remount,bind,ro / || exit 99
         exec env -i --block-signal=TERM PATH="$PATH" PYTHONPATH="$PYTHONPATH" HOME=/tmp \
             setpriv --reuid 65532 --regid 65532 --clear-groups --no-new-privs --bounding-set -all "$@"
     """
@@ -88,6 +93,7 @@ class PodProcess:
     def __init__(self, command: tuple[str, ...]) -> None:
         self.process = subprocess.Popen(
             [*self._ENTER, self._SETUP, "sh", *command],
+            env={**os.environ, "CHECKOUT": str(Path(__file__).parents[1])},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -113,6 +119,9 @@ def pod() -> Iterator[Callable[..., PodProcess]]:
     """Starts `slackwater ARGS` as the process of a pod; all are ended with the test."""
     if shutil.which("unshare") is None or subprocess.run([*PodProcess._ENTER, "true"], capture_output=True).returncode:
         pytest.skip("a pod's process needs root and namespaces")
+    trial = PodProcess((sys.executable, "-c", "")).process
+    if "Permission denied" in trial.communicate()[1]:
+        pytest.skip(f"user 65532 may not run {sys.executable}")
     started: list[PodProcess] = []
 
     def start(*args: object) -> PodProcess:
