@@ -76,8 +76,8 @@ def commit(root: Path) -> str:
 class PodProcess:
     """A process as a pod has it: first of its PID namespace, user 65532, read-only root, only /tmp writable."""
 
-    # Everything outside the namespaces stays as it was; `--kill-child` ends the process with this one.  A checkout below
-    # /tmp stays there to be read: it is where the program comes from.
+    # Everything outside the namespaces stays as it was; `--kill-child` ends the process with this one.  A checkout
+    # below /tmp stays there to be read: it is where the program comes from.
     _ENTER = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "sh", "-c")
     _SETUP = """
         mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs -o mode=1777 tmpfs /mnt || exit 99
