@@ -16,7 +16,12 @@ GROUP = "slackwater.commands"
 BAD_INPUT = 2  # exit code of every error that the user can mend; the message is one line
 
 # Which extra brings what a room's commands import.
-EXTRAS = {"slackwater_inference": "inference", "slackwater_workers": "workers", "slackwater_slurm": "slurm"}
+EXTRAS = {
+    "slackwater_operator": "operator",
+    "slackwater_inference": "inference",
+    "slackwater_workers": "workers",
+    "slackwater_slurm": "slurm",
+}
 
 
 def main() -> None:

@@ -16,8 +16,13 @@ from slackwater_slurm.check.commands import check
 from slackwater_slurm.templates.commands import render
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
     from slackwater_slurm.client.base import SlurmClient
+    from slackwater_slurm.config import Kubernetes
     from slackwater_slurm.exporter import Exporter
+    from slackwater_slurm.sources import Source
 
 app = typer.Typer(help="Slurm: training first, cleaning in every gap.", no_args_is_help=True, add_completion=False)
 app.command()(check)
@@ -55,10 +60,12 @@ def run(
     import os
     import signal
     import threading
+    from contextlib import ExitStack
 
     from slackwater_slurm.client import open_client
     from slackwater_slurm.config import load
     from slackwater_slurm.service import Service
+    from slackwater_slurm.sources import Listed, Several
 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -78,9 +85,23 @@ def run(
                 watch=exporter.called,
             )
 
-        Service(settings, connect).run(stop)
+        with ExitStack() as stack:
+            sources: list[Source] = [Listed(settings.jobs)] if settings.jobs else []
+            if settings.kubernetes is not None:
+                sources.append(stack.enter_context(_placed(settings.kubernetes, os.environ)))
+            Service(settings, connect, Several(tuple(sources))).run(stop)
     except PermanentError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _placed(settings: "Kubernetes", environ: "Mapping[str, str]") -> "AbstractContextManager[Source]":
+    """Jobs of a Kubernetes cluster.  Raises PermanentError without the client's packages."""
+    try:
+        from slackwater_slurm.placed import follow
+    except ModuleNotFoundError as error:
+        wanted = "pip install 'slackwater[operator]'"
+        raise PermanentError(f"`kubernetes` needs the Python package {error.name!r}: {wanted}") from error
+    return follow(settings, environ)
 
 
 @app.command()

@@ -48,18 +48,25 @@ class SlurmCluster:
     def __init__(
         self, client: SlurmClient, *, user: str, partition: str, jobs: Sequence[CleaningJob], maintenance_lead_s: float
     ) -> None:
-        limits = [job.time_limit_s for job in jobs]
-        longest_s = None if None in limits else max((limit for limit in limits if limit is not None), default=None)
         self._client = client
+        self._user = user
         self._partition = partition
-        self._scope = Scope(user, partition, longest_s, maintenance_lead_s)
-        self._jobs = {job.name: job for job in jobs}
+        self._maintenance_lead_s = maintenance_lead_s
+        self._gpus: Counter[str] = Counter()  # of the partition, by type
+        self.use(jobs)
         self._max_array = MAX_ARRAY_SIZE
         self._log = ChangeLog()
         self._refusals: dict[str, _Refusal] = {}
         self._mended_s: dict[Release | Resume, float] = {}
         self.name = ""
         self.is_connected = False
+
+    def use(self, jobs: Sequence[CleaningJob]) -> None:
+        """These jobs from now on."""
+        limits = [job.time_limit_s for job in jobs]
+        longest_s = None if None in limits else max((limit for limit in limits if limit is not None), default=None)
+        self._scope = Scope(self._user, self._partition, longest_s, self._maintenance_lead_s)
+        self._jobs = {job.name: job for job in jobs}
 
     def connect(self) -> None:
         """Read what stays the same, and refuse what could not work or would stand in training's way.
@@ -76,25 +83,25 @@ class SlurmCluster:
             raise PermanentError(
                 f"partition {self._partition!r} is not on cluster {self.name!r}; there are: {there_are}"
             )
-        self._check_types(partition)
+        self._gpus = Counter()
+        for node in self._client.nodes():
+            if partition.name in node.partitions:
+                self._gpus.update(dict(node.gpus.by_type))
+        if not self._gpus:
+            raise PermanentError(f"no node of partition {partition.name!r} has GPUs; does gres.conf name them?")
+        if problem := next(filter(None, map(self.unfit, self._jobs.values())), ""):
+            raise PermanentError(problem)
         _check_preemption(partition, partitions)
         self.is_connected = True
 
-    def _check_types(self, partition: Partition) -> None:
-        gpus: Counter[str] = Counter()
-        for node in self._client.nodes():
-            if partition.name in node.partitions:
-                gpus.update(dict(node.gpus.by_type))
-        has = ", ".join(f"{gpu_type or 'gpu'}:{count}" for gpu_type, count in sorted(gpus.items())) or "no GPUs at all"
-        if not gpus:
-            raise PermanentError(f"no node of partition {partition.name!r} has GPUs; does gres.conf name them?")
-        for job in self._jobs.values():
-            for gpu_type in job.gpu_types:
-                if gpu_type not in gpus:
-                    raise PermanentError(
-                        f"job {job.name}: no node of partition {partition.name!r} has GPUs of type {gpu_type!r};"
-                        f" it has {has}"
-                    )
+    def unfit(self, job: CleaningJob) -> str:
+        """Why a job could never run here, in one line; "" if it can.  Call it when connected."""
+        has = ", ".join(f"{gpu_type or 'gpu'}:{count}" for gpu_type, count in sorted(self._gpus.items()))
+        for gpu_type in job.gpu_types:
+            if gpu_type not in self._gpus:
+                where = f"no node of partition {self._partition!r}"
+                return f"job {job.name}: {where} has GPUs of type {gpu_type!r}; it has {has}"
+        return ""
 
     def look(self, now_s: float) -> Observation:
         """The cluster as it is.  now_s: seconds since the epoch.  Raises SlurmUnavailable or OutputCut."""

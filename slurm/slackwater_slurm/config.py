@@ -15,7 +15,26 @@ GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 PartitionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
-class CleaningJob(Section):
+class WorkerSettings(Section):
+    """What a worker asks of Slurm, and when its job is given up."""
+
+    array_tasks: Annotated[int, Field(ge=1)] = 1000
+    """Tasks of one array; when they are used up another is submitted.  At most the cluster's MaxArraySize."""
+
+    cpus_per_worker: Annotated[int, Field(ge=1)] = 1
+    memory_mb_per_worker: Annotated[int, Field(ge=1)] = 4096
+    time_limit_s: Annotated[float, Field(ge=60)] | None = 14_400
+    """A worker's longest run.  Slurm starts nothing that would run into a reservation, so workers without a
+    limit stay away from a node from the moment its next maintenance is announced."""
+
+    program: str = "slackwater"
+    """The command on the nodes; an absolute path where their PATH does not have it."""
+
+    max_failures: Annotated[int, Field(ge=1)] = 16
+    """The job is stopped when so many workers have ended and none of them settled an item."""
+
+
+class CleaningJob(WorkerSettings):
     """One cleaning job: a folder of recordings and the ledger that says what is done."""
 
     name: Name
@@ -32,26 +51,11 @@ class CleaningJob(Section):
     gpu_types: tuple[GpuType, ...] = ()
     """GPU types as the nodes' Gres names them, the preferred first; any type by default."""
 
-    array_tasks: Annotated[int, Field(ge=1)] = 1000
-    """Tasks of one array; when they are used up another is submitted.  At most the cluster's MaxArraySize."""
-
-    cpus_per_worker: Annotated[int, Field(ge=1)] = 1
-    memory_mb_per_worker: Annotated[int, Field(ge=1)] = 4096
-    time_limit_s: Annotated[float, Field(ge=60)] | None = 14_400
-    """A worker's longest run.  Slurm starts nothing that would run into a reservation, so workers without a
-    limit stay away from a node from the moment its next maintenance is announced."""
-
-    program: str = "slackwater"
-    """The command on the nodes; an absolute path where their PATH does not have it."""
-
     settings: StepSettings = Field(default_factory=dict)
     """Settings of the steps, as `slackwater clean run --set` takes them."""
 
     logs: Path | None = None
     """Folder of the workers' logs; beside the ledger, with `-logs` added, by default."""
-
-    max_failures: Annotated[int, Field(ge=1)] = 16
-    """The job is stopped when so many workers have ended and none of them settled an item."""
 
     @model_validator(mode="after")
     def bounds_agree(self) -> "CleaningJob":
@@ -70,13 +74,30 @@ class CleaningJob(Section):
         return self.logs or self.output.with_name(f"{self.output.name}-logs")
 
 
+class Kubernetes(Section):
+    """A cluster whose CleaningJobs have workers here too: those of `pools` with `Slurm` in their placement."""
+
+    kubeconfig: Path | None = None
+    """As kubectl reads it; KUBECONFIG or ~/.kube/config by default."""
+
+    context: str | None = None
+    pools: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """CapacityPools that this Slurm stands beside."""
+
+    workers: WorkerSettings = WorkerSettings()
+    """Of every job that comes from there."""
+
+
 class Config(Section):
     """The whole file."""
 
     partition: PartitionName = "cleaning"
     """The partition of the workers; `slackwater slurm check` says what it must be like."""
 
-    jobs: Annotated[tuple[CleaningJob, ...], Field(min_length=1)]
+    jobs: tuple[CleaningJob, ...] = ()
+    kubernetes: Kubernetes | None = None
+    """Where further jobs come from; with it the controller goes on until it is told to stop."""
+
     state_dir: Path = Path("~/.local/state/slackwater-slurm")
     """One controller at a time works with a folder."""
 
@@ -103,6 +124,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def jobs_differ(self) -> "Config":
+        if not self.jobs and self.kubernetes is None:
+            raise ValueError("jobs: give at least one, or `kubernetes` to take them from")
         for what in ("name", "output"):
             values = [str(getattr(job, what)) for job in self.jobs]
             if double := {value for value in values if values.count(value) > 1}:
@@ -128,10 +151,14 @@ def _anchored(config: Config, folder: Path) -> Config:
         )
         for job in config.jobs
     )
+    kubernetes = config.kubernetes
+    if kubernetes is not None and kubernetes.kubeconfig is not None:
+        kubernetes = kubernetes.model_copy(update={"kubeconfig": place(kubernetes.kubeconfig)})
     return config.model_copy(
         update={
             "jobs": jobs,
             "state_dir": place(config.state_dir),
             "slurm_conf": config.slurm_conf and place(config.slurm_conf),
+            "kubernetes": kubernetes,
         }
     )

@@ -23,6 +23,8 @@ from slackwater_slurm.config import CleaningJob, Config
 from slackwater_slurm.core import SlurmError
 from slackwater_slurm.exporter import Exporter
 from slackwater_slurm.ledger import LedgerWatch, Progress
+from slackwater_slurm.observation import Array
+from slackwater_slurm.sources import JobState, Listed, Source
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class JobWatch:
     ledger: LedgerWatch
     settled: int = 0
     ended_early: int = 0  # workers that ended soon after their start, since an item was last settled
+    is_wanted: bool = True  # False: its source has it no longer; its arrays are closed
     is_finished: bool = False
     failure: str = ""
     _answers: int = 0
@@ -62,7 +65,7 @@ class JobWatch:
 
     @property
     def is_open(self) -> bool:
-        return not self.is_finished and not self.failure
+        return self.is_wanted and not self.is_finished and not self.failure
 
     def look(self, now_s: float) -> None:
         """Ask the ledger when it is time; what is finished stays finished."""
@@ -95,10 +98,14 @@ class JobWatch:
 
 @dataclass(slots=True)
 class Service:
-    """One controller.  `run` returns when every job is done or `stop` is set."""
+    """One controller.  `run` returns when `stop` is set, or every job is done and no more can come.
+
+    source: where the jobs come from; the configuration's own by default.
+    """
 
     config: Config
     connect: Connect
+    source: Source | None = None
     user: str = field(default_factory=this_user)
     epoch_s: Callable[[], float] = time.time
 
@@ -112,38 +119,45 @@ class Service:
             raise PermanentError(f"slurm_conf: {self.config.slurm_conf} is not a file")  # Slurm would search for 30 s
         folder = StateFolder(self.config.state_dir)
         folder.claim()
-        _make_logs_folders(self.config.jobs)
+        source = self.source or Listed(self.config.jobs)
         exporter = Exporter()
-        watches = [JobWatch(job, LedgerWatch(job.output, self.config.progress_s)) for job in self.config.jobs]
+        watches: dict[str, JobWatch] = {}
         try:
             client = self.connect(exporter)
             cluster = SlurmCluster(
                 client,
                 user=self.user,
                 partition=self.config.partition,
-                jobs=self.config.jobs,
+                jobs=(),
                 maintenance_lead_s=self.config.maintenance_lead_s,
             )
             serve_metrics(exporter, self.config.metrics_port)
-            self._keep_going(cluster, exporter, watches, stop)
+            self._keep_going(cluster, exporter, source, watches, stop)
         finally:
-            for watch in watches:
+            for watch in watches.values():
                 watch.ledger.close()
-        if failures := [watch.failure for watch in watches if watch.failure]:
+        failures = [watch.failure for watch in watches.values() if watch.failure]
+        if failures and not source.is_endless:
             raise PermanentError("; ".join(failures))
 
     def _keep_going(
-        self, cluster: SlurmCluster, exporter: Exporter, watches: list[JobWatch], stop: threading.Event
+        self,
+        cluster: SlurmCluster,
+        exporter: Exporter,
+        source: Source,
+        watches: dict[str, JobWatch],
+        stop: threading.Event,
     ) -> None:
         wait_s = 0.0
         said = ""
         while not stop.is_set():
-            for watch in watches:
-                watch.look(time.monotonic())
             try:
                 if not cluster.is_connected:
                     cluster.connect()
-                is_done = self._tick(cluster, exporter, watches)
+                self._take(cluster, source, watches)
+                for watch in watches.values():
+                    watch.look(time.monotonic())
+                is_done = self._tick(cluster, exporter, source, watches)
             except SlurmError as error:
                 if isinstance(error, PermanentError) and not cluster.is_connected:
                     raise  # at the start a person is there; later a new release or a lost right may be mended
@@ -160,15 +174,56 @@ class Service:
                 return
             stop.wait(self.config.tick_s)
 
-    def _tick(self, cluster: SlurmCluster, exporter: Exporter, watches: list[JobWatch]) -> bool:
-        """One tick; True when every job is over and nothing of it is left in the queue."""
-        open_jobs = {watch.spec.name: watch.is_open for watch in watches if watch.is_known}
+    def _take(self, cluster: SlurmCluster, source: Source, watches: dict[str, JobWatch]) -> None:
+        """Begin with new jobs, take changed ones as they are, close those that are wanted no longer.
+
+        Raises PermanentError for a job of the configuration that could never run; another's is only said.
+        """
+        jobs = source.jobs()
+        if jobs is None:
+            return
+        names = {job.name for job in jobs}
+        for name, held in watches.items():
+            held.is_wanted = name in names
+        for job in jobs:
+            watch = watches.get(job.name)
+            if watch is not None and watch.spec == job:
+                continue
+            problem = cluster.unfit(job) or _make_logs_folder(job)
+            if problem and not source.is_endless:
+                raise PermanentError(problem)
+            if problem:
+                logger.error("%s", problem)
+            if watch is not None and watch.spec.output == job.output and not watch.failure and not problem:
+                watch.spec = job  # it wants more, or less
+                continue
+            if watch is not None:  # another ledger under the old name, or a person changed what had failed
+                watch.ledger.close()
+            watches[job.name] = JobWatch(job, LedgerWatch(job.output, self.config.progress_s), failure=problem)
+        cluster.use([watch.spec for watch in watches.values()])
+
+    def _tick(self, cluster: SlurmCluster, exporter: Exporter, source: Source, watches: dict[str, JobWatch]) -> bool:
+        """One tick; True when every job is over, nothing of it is left in the queue, and no more can come."""
+        open_jobs = {name: watch.is_open for name, watch in watches.items() if watch.is_known or not watch.is_wanted}
         tick = cluster.tick(self.epoch_s(), open_jobs)
-        for watch in watches:
+        for watch in watches.values():
             watch.count(tick.changes)
-        exporter.add(cluster.name, tick, {watch.spec.name: watch.ledger.progress or Progress() for watch in watches})
-        ours = {watch.spec.name for watch in watches}
-        return not any(watch.is_open for watch in watches) and not any(a.job in ours for a in tick.seen.arrays)
+        exporter.add(cluster.name, tick, {name: watch.ledger.progress or Progress() for name, watch in watches.items()})
+        source.report(cluster.name, {name: _state(tick.seen.arrays, watch) for name, watch in watches.items()})
+        left = {array.job for array in tick.seen.arrays}
+        for name in [name for name, watch in watches.items() if not watch.is_wanted and name not in left]:
+            watches.pop(name).ledger.close()
+        is_over = not any(watch.is_open for watch in watches.values()) and not left & set(watches)
+        return is_over and not source.is_endless
+
+
+def _state(arrays: Sequence[Array], watch: JobWatch) -> JobState:
+    mine = [array for array in arrays if array.job == watch.spec.name]
+    return JobState(
+        running=sum(array.held_workers for array in mine),
+        waiting=sum(array.displaced + array.waiting - array.paused for array in mine),
+        failure=watch.failure,
+    )
 
 
 def serve_metrics(exporter: Exporter, port: int | None) -> None:
@@ -181,10 +236,10 @@ def serve_metrics(exporter: Exporter, port: int | None) -> None:
         raise PermanentError(f"metrics_port {port} cannot be used: {error}") from error
 
 
-def _make_logs_folders(jobs: Sequence[CleaningJob]) -> None:
-    """Slurm makes no folder for a job's output, and a job without one fails without a word."""
-    for job in jobs:
-        try:
-            job.logs_folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PermanentError(f"job {job.name}: the folder for logs cannot be made: {error}") from error
+def _make_logs_folder(job: CleaningJob) -> str:
+    """Slurm makes no folder for a job's output, and a job without one fails without a word.   "" = it is there."""
+    try:
+        job.logs_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"job {job.name}: the folder for logs cannot be made: {error}"
+    return ""

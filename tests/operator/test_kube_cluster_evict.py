@@ -1,0 +1,400 @@
+"""`KubeCluster`: taking GPUs back, whom they go to, what the victims left, and what hangs."""
+
+import json
+from typing import Any
+
+import pytest
+
+from slackwater_operator.cluster.kube.ports import WorkerProgress
+from slackwater_operator.core import Action, Kind, PermanentError, Phase, Reason, TemporaryError, Verb
+from slackwater_operator.kube.types import NODES, PODS
+from slackwater_operator.resources import Reclaim, names, parse
+from slackwater_operator.testing.kube_operator import SERVICES
+from slackwater_operator.testing.kube_world import World, by_uid, phases
+
+RECEIPT = json.dumps({"path": "/ledger/part/h0/1", "size_bytes": 9, "sha256": "ab" * 32, "unit": "u", "items": 7})
+
+
+async def full_node(world: World, gpus: int = 8, **service: Any) -> tuple[str, list[str]]:
+    """A node on which cleaning holds every GPU; returns the variant that may want them, and the workers."""
+    world.pool()
+    world.nodes(1, gpus=gpus)
+    variant = world.service(**service)
+    return variant, await world.fill(world.job(), gpus)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+async def test_takes_back_exactly_as_many_as_it_was_asked_for(count: int) -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+
+        refusals = await world.evict(workers[:count], variant)
+        seen = await world.observe()
+
+        assert refusals == ()
+        assert world.leaving() == workers[:count]
+        assert phases(seen, Kind.CLEANING) == [Phase.LEAVING] * count + [Phase.RUNNING] * (8 - count)
+        assert len(world.pods(names.POD_INFERENCE)) == count
+
+
+async def test_one_reclaim_is_written_first_and_names_all_victims() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        world.writes.clear()
+
+        await world.evict(workers[:3], variant)
+
+        [obj] = world.reclaims()
+        reclaim = parse(Reclaim, obj)
+        assert world.writes[0][:2] == ("create", "reclaims")
+        assert (reclaim.spec.for_ref.name, reclaim.spec.gpus, reclaim.spec.deadline) == ("tts", 3, "15s")
+        assert [(one.pod, one.job, one.node) for one in reclaim.spec.victims or ()] == [
+            (uid, "default/clean", "n1") for uid in workers[:3]
+        ]
+
+
+async def test_a_replica_waits_for_its_victim_s_gpu_on_that_node_alone_and_hidden() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        await world.evict(workers[:1], variant)
+
+        hidden = await world.observe()
+
+        [uid] = world.pods(names.POD_INFERENCE)
+        pod = world.pod(uid)
+        assert "nodeName" not in pod["spec"]
+        assert pod["status"]["nominatedNodeName"] == "n1"
+        assert pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] == {
+            "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]
+        }
+        assert phases(hidden, Kind.INFERENCE) == []
+
+
+async def test_the_gpu_is_given_on_only_when_it_is_seen_free_and_then_to_the_replica_that_waits() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        await world.evict(workers[:1], variant)
+        world.finish(workers[0])
+
+        freed = await world.observe()
+        refused = await world.start("default/clean")
+        world.bind_waiting()
+        world.run_all()
+        served = await world.observe()
+
+        assert freed.nodes[0].idle_since_s == ()
+        assert phases(freed, Kind.INFERENCE) == [Phase.STARTING]
+        assert len(refused) == 1
+        assert phases(served, Kind.INFERENCE) == [Phase.RUNNING]
+        assert world.over_allocated() == []
+
+
+async def test_a_take_back_costs_few_writes_and_its_record_tells_all() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        world.writes.clear()
+        world.clock.now_s += 1.25
+        await world.evict(workers, variant)
+        world.clock.now_s += 0.5
+        for worker in workers:
+            world.finish(worker, 75, RECEIPT)
+        await world.observe()
+        world.bind_waiting()
+        world.run_all()
+
+        await world.tend(0.25)
+
+        reclaim = parse(Reclaim, world.reclaims()[0])
+        [view] = world.cluster.take_reclaims()
+        assert len(world.writes) <= 4 * len(workers)
+        assert (reclaim.status.phase, reclaim.status.took, reclaim.status.lost_s) == ("Serving", "0.5s", 0.0)
+        assert {(one.outcome, one.verified, one.durable_unit) for one in reclaim.status.victims} == {
+            ("Checkpointed", True, 7)
+        }
+        assert [(one.type, one.reason) for one in reclaim.status.conditions] == [
+            ("InTime", "WithinDeadline"),
+            ("Lossless", "AllCheckpointed"),
+        ]
+        assert (view.freed_s, view.serving_s, len(view.victims)) == (0.5, 0.75, 8)
+        assert world.cluster.take_reclaims() == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "holds", "outcome", "verified"),
+    [
+        pytest.param(75, RECEIPT, True, "Checkpointed", True, id="receipt found in the ledger"),
+        pytest.param(75, RECEIPT, False, "Lost", False, id="receipt not found"),
+        pytest.param(75, "", True, "Checkpointed", True, id="nothing was claimed"),
+        pytest.param(143, "", True, "Checkpointed", True, id="it had not begun"),
+        pytest.param(137, RECEIPT, True, "Timeout", True, id="killed"),
+        pytest.param(1, RECEIPT, True, "Lost", True, id="failed on its way out"),
+        pytest.param(75, RECEIPT, None, "Unverified", None, id="no keeper for 30 s"),
+    ],
+)
+async def test_a_victim_is_lossless_only_when_the_keeper_has_found_its_receipt(
+    code: int, message: str, holds: bool | None, outcome: str, verified: bool | None
+) -> None:
+    async with World() as world:
+        _, workers = await full_node(world)
+        world.progress.holds = holds
+        world.progress.workers[workers[0].split("/")[1]] = WorkerProgress(998.0, 1, "h0")
+        await world.evict(workers[:1], reason=Reason.LIMIT)
+        world.finish(workers[0], code, message)
+
+        await world.tend()
+        await world.tend(31.0)
+
+        [victim] = parse(Reclaim, world.reclaims()[0]).status.victims
+        assert (victim.outcome, victim.verified) == (outcome, verified)
+        assert victim.lost_s == (0.0 if outcome == "Checkpointed" else 2.0)
+        assert world.cluster.jobs()[0].lost == (outcome != "Checkpointed")
+
+
+async def test_a_victim_that_hangs_is_replaced_and_nobody_waits_for_its_gpu_any_more() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world, gpus=2)
+        await world.evict(workers[:1], variant)
+        [first] = world.pods(names.POD_INFERENCE)
+        await world.tend(9.0)
+
+        refusals = await world.evict(workers[1:], variant, Reason.RETARGET)
+        world.finish(workers[1])
+        await world.observe()
+        world.bind_waiting()
+
+        [second] = world.pods(names.POD_INFERENCE)
+        assert refusals == ()
+        assert (second != first, world.pod(second)["spec"]["nodeName"]) == (True, "n1")
+        assert world.over_allocated() == []
+
+
+async def test_a_late_victim_is_said_once_and_forced_out_only_where_no_kubelet_can() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        await world.evict(workers[:1], variant)
+        for _ in range(3):
+            await world.tend(16.0)
+        there = world.pods(names.POD_CLEANING)
+        world.fake.update(NODES, "n1", {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
+
+        await world.tend(1.0)
+
+        [reclaim] = world.reclaims()
+        assert workers[0] in there
+        assert workers[0] not in world.pods(names.POD_CLEANING)
+        assert world.events.count((reclaim["metadata"]["name"], "ReclaimDeadlineExceeded")) == 1
+
+
+async def test_pods_of_a_node_that_is_gone_are_removed() -> None:
+    async with World() as world:
+        _, workers = await full_node(world, gpus=1)
+        world.fake.remove(NODES, "n1")
+        await world.tend()
+        early = world.pods()
+
+        await world.tend(6.0)
+
+        assert (early, world.pods()) == (workers, [])
+
+
+async def test_nobody_is_sent_away_for_a_pod_that_the_server_refuses() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        world.fake.fail("create", "pods", code=403, reason="Forbidden", message="exceeded quota")
+
+        refusals = await world.evict(workers[:2], variant)
+        again = await world.evict(workers[:2], variant)
+        seen = await world.observe()
+
+        assert [isinstance(refusal.error, PermanentError) for refusal in refusals] == [True, True]
+        assert "exceeded quota" in str(again[0].error)
+        assert world.leaving() == []
+        assert phases(seen, Kind.CLEANING) == [Phase.RUNNING] * 8
+        assert [one["status"]["phase"] for one in world.reclaims()] == ["Cancelled"]
+
+
+async def test_an_eviction_of_who_leaves_already_or_is_gone_is_refused() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        await world.evict(workers[:1], variant)
+
+        refusals = await world.evict([workers[0], "default/never-was"], variant)
+
+        assert [str(refusal.error) for refusal in refusals] == [
+            f"{workers[0]} is leaving already",
+            "default/never-was is gone already",
+        ]
+        assert all(isinstance(refusal.error, TemporaryError) for refusal in refusals)
+
+
+async def test_a_reclaim_whose_answer_was_lost_for_good_holds_its_victims_until_somebody_has_looked() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        world.fake.drop("create", "reclaims", times=2)
+
+        [refusal] = await world.evict(workers[:1], variant)
+        in_doubt = await world.observe()
+        await world.tend()
+        looked = await world.observe()
+
+        assert isinstance(refusal.error, TemporaryError)
+        assert by_uid(in_doubt)[workers[0]].phase is Phase.LEAVING
+        assert by_uid(looked)[workers[0]].phase is Phase.RUNNING
+        assert world.leaving() == []
+
+
+async def test_a_delete_that_failed_is_sent_again() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        world.fake.fail("delete", "pods", code=500, times=5)
+
+        await world.evict(workers[:1], variant)
+        before = world.leaving()
+        await world.tend(1.0)
+
+        assert (before, world.leaving()) == ([], workers[:1])
+
+
+async def test_a_replica_that_nobody_binds_is_made_anew_by_hand() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        await world.evict(workers[:1], variant)
+        world.finish(workers[0])
+        await world.tend()
+
+        await world.tend(6.0)
+        seen = await world.observe()
+
+        assert world.pods(names.POD_INFERENCE) == []
+        assert len(seen.nodes[0].idle_since_s) == 1
+
+
+async def test_a_service_that_is_gone_spares_the_victims_that_were_not_told() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        world.fake.fail("delete", "pods", code=500, times=99)
+        world.fake.fail("create", "pods", code=503, times=99, retry_after=1)
+        await world.evict(workers[:2], variant)
+        world.fake.release()
+        world.fake.remove(SERVICES, "tts", "default")
+
+        await world.tend(1.0)
+        seen = await world.observe()
+
+        assert world.leaving() == []
+        assert phases(seen, Kind.CLEANING) == [Phase.RUNNING] * 8
+        assert world.reclaims()[0]["status"]["phase"] == "Cancelled"
+
+
+async def test_a_larger_victim_makes_room_for_one_replica_and_leaves_the_rest_free() -> None:
+    async with World() as world:
+        world.pool()
+        world.nodes(1, gpus=4)
+        variant = world.service()
+        workers = await world.fill(world.job(gpusPerWorker=4), 1)
+
+        await world.evict(workers, variant)
+        world.finish(workers[0])
+        seen = await world.observe()
+
+        assert len(world.pods(names.POD_INFERENCE)) == 1
+        assert len(seen.nodes[0].idle_since_s) == 3
+
+
+async def test_two_victims_make_room_for_one_replica_of_two_gpus() -> None:
+    async with World() as world:
+        variant, workers = await full_node(
+            world, gpus=4, variants=[{"flavor": "h200", "slotsPerReplica": 64, "gpus": 2}]
+        )
+
+        await world.evict(workers[:2], variant)
+        world.finish(workers[0])
+        one_free = await world.observe()
+        world.finish(workers[1])
+        both_free = await world.observe()
+
+        assert len(world.pods(names.POD_INFERENCE)) == 1
+        assert (phases(one_free, Kind.INFERENCE), phases(both_free, Kind.INFERENCE)) == ([], [Phase.STARTING])
+
+
+async def test_no_more_replicas_wait_than_the_service_may_have() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world, maxReplicas=2)
+
+        await world.evict(workers[:4], variant)
+
+        assert len(world.pods(names.POD_INFERENCE)) == 2
+
+
+async def test_where_somebody_else_waits_for_gpus_a_victim_goes_only_after_its_gpu_is_promised() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        world.training_pod()
+        world.writes.clear()
+
+        await world.evict(workers[:3], variant)
+
+        verbs = [verb for verb, plural, _ in world.writes if plural == "pods"]
+        assert verbs.index("delete") > verbs.index("merge")
+        assert all(verbs[: number + 1].count("merge") >= verbs[: number + 1].count("delete") for number in range(9))
+
+
+async def test_a_training_pod_s_reclaim_names_it_and_keeps_nothing_for_anybody() -> None:
+    async with World() as world:
+        _, workers = await full_node(world)
+        world.training_pod()
+
+        await world.evict(workers[:1], "default/train", Reason.TRAINING)
+
+        [reclaim] = world.reclaims()
+        assert reclaim["spec"]["forRef"] == {"kind": "Pod", "name": "train"}
+        assert (world.leaving(), world.pods(names.POD_INFERENCE)) == (workers[:1], [])
+
+
+@pytest.mark.parametrize(("policy", "said"), [("Hold", "waits for a person"), ("Stop", "ended with a preemption")])
+async def test_a_preemption_ends_a_job_that_says_so(policy: str, said: str) -> None:
+    async with World() as world:
+        world.pool()
+        world.nodes(1)
+        job = world.job(restartPolicy=policy)
+        workers = await world.fill(job, 2)
+        await world.evict(workers[:1], reason=Reason.TRAINING, beneficiary="default/train")
+        world.finish(workers[0])
+
+        seen = await world.observe()
+
+        assert said in world.cluster.jobs()[0].failure
+        assert (seen.jobs[0].open_units, seen.jobs[0].max_workers) == (0, 0 if policy == "Stop" else 9999)
+
+
+async def test_usage_counts_each_gpu_once() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        await world.evict(workers[:2], variant)
+        world.finish(workers[0])
+        world.finish(workers[5], 1)
+        world.fake.update(NODES, "n1", {"status": {"capacity": {names.DEFAULT_GPU_RESOURCE: "9"}}})
+        await world.observe()
+
+        [usage] = world.cluster.pools()[0].usage
+
+        assert (usage.total, usage.inference, usage.cleaning, usage.releasing) == (9, 2, 5, 1)
+        assert (usage.idle, usage.broken, usage.training) == (0, 1, 0)
+
+
+async def test_a_pod_of_another_life_with_a_victim_s_name_is_not_touched() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world)
+        await world.observe()
+        other = world.pod(workers[0])
+        world.fake.remove(PODS, workers[0].split("/")[1], "default")
+        world.fake.put(
+            PODS,
+            {key: other[key] for key in ("spec", "status")}
+            | {"metadata": {key: other["metadata"][key] for key in ("name", "namespace", "labels", "annotations")}},
+        )
+
+        await world.cluster.apply([Action(Verb.EVICT, workers[0], 1, Reason.TRAFFIC, variant)], world.clock())
+        await world.tend()
+
+        assert world.leaving() == []
