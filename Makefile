@@ -9,10 +9,12 @@ INPUT ?=
 CACHE := $(if $(SLACKWATER_CACHE),$(SLACKWATER_CACHE),$(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/slackwater)
 RECORDINGS := $(CACHE)/recordings
 
-.PHONY: help demo test check lint fmt bench crds lock test-gpu slurm-up slurm-down clean
+CLUSTER := PYTHONPATH=tests/controlplane $(BIN)/python -m slackwater_controlplane
+
+.PHONY: help demo test test-long check lint fmt bench crds manifests lock test-gpu slurm-up slurm-down cluster-up cluster-down images clean
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 demo:  ## run the main job on this machine: real requests, real cleaning, real evictions (INPUT=DIR for your own recordings)
 	@.setup/setup demo
@@ -23,7 +25,15 @@ test:  ## run every test that this machine can run
 	@.setup/setup dev
 	@.setup/sdk-tests "$(CACHE)/sdk-tests"
 	@.setup/slurm --if-possible
-	$(BIN)/pytest $(ARGS)
+	@.setup/controlplane control-plane kwok --if-possible
+	$(BIN)/pytest -m "not long" $(ARGS)
+
+test-long:  ## run what takes long: a real Kubernetes with nodes, images, ingress, the crash matrix (as root)
+	@.setup/setup dev
+	@.setup/slurm --if-possible
+	@.setup/controlplane control-plane kwok nodes gateway
+	@.setup/images
+	$(BIN)/pytest -m long --record tests/long-results.json $(ARGS)
 
 check: lint test  ## what CI runs: ruff, mypy, import-linter, pytest
 
@@ -48,6 +58,9 @@ crds:  ## write the schemas that are generated from the pydantic models
 	@.setup/setup dev
 	$(BIN)/python -m slackwater_operator.schemas
 
+manifests: crds  ## write dashboard, alerts and chart anew from their sources
+	PYTHONPATH=manifests/tools $(BIN)/python -m slackwater_manifests
+
 lock:  ## pin the dependencies anew in .setup/locks
 	@.setup/setup dev
 	.setup/lock
@@ -63,6 +76,18 @@ slurm-up:  ## start a real Slurm on this machine: four nodes, GPUs that are only
 
 slurm-down:  ## end it with all its jobs
 	@$(BIN)/slackwater slurm down $(ARGS)
+
+cluster-up:  ## start a real Kubernetes on this machine: two nodes, GPUs that are only counted (as root)
+	@.setup/setup dev
+	@.setup/controlplane control-plane kwok nodes
+	@$(CLUSTER) up $(or $(ARGS),--nodes 2)
+
+cluster-down:  ## end it with all its pods
+	@$(CLUSTER) down
+
+images:  ## build the images of operator, engine and worker with buildah (as root)
+	@.setup/setup dev
+	@.setup/images
 
 clean:  ## remove what make made here (the cache of recordings stays)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-report.html demo-report.json demo-speech.mp3

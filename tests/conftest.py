@@ -1,4 +1,4 @@
-"""Skips GPU tests where there is no GPU, records what GPU tests found (--record FILE), starts processes as in a pod."""
+"""Skips GPU tests where there is no GPU, records what GPU and long tests found (--record FILE), runs pod processes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ PACKAGES = ("torch", "nvidia-ml-py", "pydantic")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record", type=Path, help="write the outcome of every test with machine, versions and commit")
+    parser.addoption("--record", type=Path, help="write every test's outcome with machine, versions and commit")
     parser.addoption("--commit", default="", help="the commit to record, on a machine that has the tree without git")
 
 
@@ -51,12 +51,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for report in terminalreporter.stats.get(outcome, [])
         if report.when == "call" or outcome == "error"
     ]
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
+    is_long = config.getoption("markexpr") == "long"
+    here = f"{os.cpu_count()} cores" if is_long else f"{len(gpus())} x {gpus()[0] if gpus() else 'no GPU'}"
     document = {
-        "command": "make test-gpu",
-        "machine": f"{platform.system()} {platform.machine()}, {len(gpus())} x {gpus()[0] if gpus() else 'no GPU'}",
+        "command": "make test-long" if is_long else "make test-gpu",
+        "machine": f"{platform.system()} {platform.machine()}, {here}",
         "versions": {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES},
         "commit": config.getoption("--commit") or commit(config.rootpath),
-        "tests": [{"test": report.nodeid, "outcome": report.outcome} for report in reports],
+        "tests": [{"test": report.nodeid, "outcome": report.outcome} for report in reports]
+        + [{"test": report.nodeid, "outcome": "skipped", "reason": str(report.longrepr[2])} for report in skipped],
     }
     record.write_text(json.dumps(document, indent=2) + "\n")
 

@@ -69,7 +69,7 @@ def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1] not in names:
         sys.exit(f"make bench NAME=…: the benches are {', '.join(names)}")
     name = sys.argv[1]
-    sys.path.insert(0, str(HERE))
+    sys.path[:0] = [str(HERE), str(ROOT / "tests/controlplane")]
     rows: list[Row] = importlib.import_module(f"bench_{name}").measure()
     path = HERE / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)

@@ -1,0 +1,372 @@
+"""The real operator process on a real API server, with the rights that its manifests give it and nodes of kwok."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slackwater_controlplane.build import Programs, cache_folder
+from slackwater_controlplane.client import Admin, ApiError
+from slackwater_controlplane.cluster import ControlPlane
+from slackwater_controlplane.fixtures import new_control_plane
+from slackwater_controlplane.kwok import PRODUCT, Kwok
+from slackwater_operator.resources import names
+from slackwater_operator.testing.processes import OperatorProcess, wait_until
+from slackwater_operator.testing.remotes import StandInGateway
+from slackwater_operator.testing.resources import a_flavor, a_job, a_pool, a_reclaim, a_service
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+ACCOUNT = f"system:serviceaccount:{names.OPERATOR_NAMESPACE}:{names.SERVICE_ACCOUNT}"
+GROUPS = ("system:serviceaccounts", f"system:serviceaccounts:{names.OPERATOR_NAMESPACE}", "system:authenticated")
+FLEET = "fleet"
+SLOTS = 8
+PLURALS = [f"{kind.plural}.{names.GROUP}" for kind in names.KINDS]
+Object = dict[str, Any]
+
+
+class Gateway:
+    """A stand-in gateway that runs in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.real = self.call(self._make())
+
+    @staticmethod
+    async def _make() -> StandInGateway:
+        gateway = StandInGateway()
+        await gateway.start()
+        return gateway
+
+    def call(self, act: Any) -> Any:
+        """Run something in its thread."""
+        return asyncio.run_coroutine_threadsafe(act, self._loop).result(10)
+
+    def say(self, **signals: Any) -> None:
+        """These numbers from now on."""
+        self._loop.call_soon_threadsafe(lambda: self.real.say(**signals))
+
+    def close(self) -> None:
+        """Be gone."""
+        self.call(self.real.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+
+@dataclass(slots=True)
+class Rig:
+    """A cluster with our kinds, the operator's rights and GPUs, and what a test does with it."""
+
+    plane: ControlPlane
+    kwok: Kwok
+    gateway: Gateway
+    folder: Path
+
+    @property
+    def admin(self) -> Admin:
+        return self.plane.admin
+
+    def operator(self, name: str) -> OperatorProcess:
+        kubeconfig = self.plane.kubeconfig(ACCOUNT, GROUPS)
+        return OperatorProcess(name, kubeconfig, self.folder, os.environ)
+
+    def add_fleet(self, *, nodes: int = 2, gpus: int = 4, workers: int = 8, **service: Any) -> None:
+        """GPUs, a service with the stand-in gateway and a job that would fill everything."""
+        self.kwok.add_nodes(nodes, gpus=gpus)
+        self.admin.create(a_flavor(nodeSelector={PRODUCT: "NVIDIA-H200"}))
+        self.admin.create(a_pool(lending={"lendAfter": "1s"}))
+        spec = {
+            "gateway": {"controlURL": self.gateway.real.url},
+            "variants": [{"flavor": "h200", "slotsPerReplica": SLOTS}],
+            "maxReplicas": nodes * gpus,
+        }
+        self.admin.create(a_service(namespace=FLEET, **(spec | service)))
+        self.admin.create(a_job(namespace=FLEET, ledger=None, checkpoint={"verify": "None"}, maxWorkers=workers))
+
+    def pods(self, kind: str) -> list[Object]:
+        pods = self.admin.list("pods", FLEET, labels=f"{names.LABEL_KIND}={kind}")
+        return [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+
+    def bound(self, kind: str) -> int:
+        return sum(bool(pod["spec"].get("nodeName")) for pod in self.pods(kind))
+
+    def service(self) -> Object:
+        return self.admin.get("inferencedeployments.slackwater.dev", "tts", FLEET)
+
+    def condition(self, obj: Object, type_: str) -> Object:
+        found = [one for one in (obj.get("status") or {}).get("conditions", ()) if one["type"] == type_]
+        return found[0] if found else {"status": "?", "reason": "?"}
+
+    def holder(self) -> str:
+        lease = self.admin.find("leases.coordination.k8s.io", names.LEASE, names.OPERATOR_NAMESPACE)
+        return str((lease or {}).get("spec", {}).get("holderIdentity") or "")
+
+    def clean(self) -> None:
+        for plural in PLURALS:
+            namespaced = plural.split(".")[0] in {kind.plural for kind in names.KINDS if kind.namespaced}
+            self.admin.delete_all(plural, FLEET if namespaced else None)
+        self.admin.delete_all("pods", FLEET)
+        self.kwok.remove_nodes()
+        self.admin.delete("leases.coordination.k8s.io", names.LEASE, names.OPERATOR_NAMESPACE)
+
+
+def set_up(plane: ControlPlane) -> None:
+    """Our kinds, the operator's namespace and rights, and a namespace that it may make pods in."""
+    admin = plane.admin
+    admin.apply_file(*sorted((MANIFESTS / "crd").glob("*s.yaml")))
+    admin.wait_established(*(kind.crd for kind in names.KINDS))
+    for name in (names.OPERATOR_NAMESPACE, FLEET, "slackwater-inference", "slackwater-workers"):
+        admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    admin.wait_for("serviceaccounts", "default", namespace=FLEET)
+    files = [MANIFESTS / "operator" / f"{name}.yaml" for name in ("rbac", "priority-classes", "admission")]
+    admin.apply_file(*files)
+    subject = {"kind": "ServiceAccount", "name": names.SERVICE_ACCOUNT, "namespace": names.OPERATOR_NAMESPACE}
+    admin.apply(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "slackwater-operator", "namespace": FLEET},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "slackwater-operator-namespace",
+            },
+            "subjects": [subject],
+        }
+    )
+
+
+@contextmanager
+def new_rig(programs: Programs, folder: Path) -> Iterator[Rig]:
+    if (reason := programs.why_not("control-plane", "kwok")) is not None:
+        pytest.skip(reason)
+    with new_control_plane(programs, cache_folder(os.environ)) as plane:
+        set_up(plane)
+        with Kwok(plane) as kwok:
+            gateway = Gateway()
+            try:
+                yield Rig(plane, kwok, gateway, folder)
+            finally:
+                gateway.close()
+
+
+@pytest.fixture(scope="module")
+def shared_rig(controlplane_programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with new_rig(controlplane_programs, tmp_path_factory.mktemp("operator")) as rig:
+        yield rig
+
+
+@pytest.fixture
+def rig(shared_rig: Rig, tmp_path: Path) -> Iterator[Rig]:
+    shared_rig.folder = tmp_path
+    shared_rig.gateway.say(in_flight=0, queued=0)
+    yield shared_rig
+    shared_rig.clean()
+
+
+def all_words(*operators: OperatorProcess) -> Callable[[], str]:
+    return lambda: "\n".join(f"--- {one.name}\n{one.words()[-4000:]}" for one in operators)
+
+
+def test_fills_what_is_idle_and_gives_it_back_when_the_gateway_says_so(rig: Rig) -> None:
+    rig.add_fleet()
+    with rig.operator("one") as one:
+        wait_until(lambda: rig.bound("inference") == 1 and rig.bound("cleaning") == 7, 60, all_words(one))
+        wait_until(lambda: rig.gateway.real.told, 20, all_words(one))
+
+        rig.gateway.say(in_flight=SLOTS, queued=2 * SLOTS, arrivals_total=3 * SLOTS)
+
+        wait_until(lambda: len(rig.gateway.real.told or ()) == 3, 60, all_words(one))
+        nodes = [pod["spec"]["nodeName"] for kind in ("inference", "cleaning") for pod in rig.pods(kind)]
+        assert max(nodes.count(name) for name in set(nodes)) <= 4
+        reclaims = rig.admin.list("reclaims.slackwater.dev", FLEET)
+        assert sum(len(reclaim["spec"]["victims"]) for reclaim in reclaims) == 2
+        status = rig.service()["status"]
+        assert status["desiredReplicas"] == 3
+        wait_until(lambda: rig.service()["status"]["readyReplicas"] == 3)
+        assert rig.condition(rig.service(), "SignalsFresh")["status"] == "True"
+        pool = rig.admin.get("capacitypools.slackwater.dev", "east")
+        assert pool["status"]["total"] == 8
+        assert "Forbidden" not in one.words()
+
+
+def test_a_gateway_that_falls_silent_shrinks_nothing(rig: Rig) -> None:
+    rig.add_fleet()
+    with rig.operator("one") as one:
+        rig.gateway.say(in_flight=2 * SLOTS, arrivals_total=2 * SLOTS)
+        wait_until(lambda: rig.bound("inference") == 2, 60, all_words(one))
+
+        rig.gateway.call(rig.gateway.real.stop())
+        try:
+            wait_until(
+                lambda: rig.condition(rig.service(), "SignalsFresh")["reason"] == "SignalsStale", 30, all_words(one)
+            )
+            time.sleep(5)
+
+            assert rig.bound("inference") == 2
+            assert rig.service()["status"]["mode"] == "Hold"
+            assert one.words().count("does not answer") == 1
+        finally:
+            rig.gateway.call(rig.gateway.real.start())
+        wait_until(lambda: rig.condition(rig.service(), "SignalsFresh")["status"] == "True", 30, all_words(one))
+
+
+def test_another_replica_acts_within_ten_seconds_of_the_leaders_death(rig: Rig) -> None:
+    rig.add_fleet()
+    with rig.operator("one") as one:
+        wait_until(one.leads, 60, all_words(one))
+        with rig.operator("two") as two:
+            wait_until(lambda: rig.bound("cleaning") == 7, 60, all_words(one, two))
+            wait_until(lambda: two.health()[0] == 200, 30, all_words(two))
+            assert not two.leads()
+
+            one.kill()
+            rig.gateway.say(in_flight=3 * SLOTS, arrivals_total=3 * SLOTS)
+            took_s = wait_until(
+                lambda: any(victim for victim in rig.admin.list("reclaims.slackwater.dev", FLEET)),
+                30,
+                all_words(one, two),
+            )
+
+            assert took_s <= 10.0
+            assert two.leads()
+            wait_until(lambda: rig.bound("inference") == 3, 30, all_words(two))
+
+
+def test_the_standby_writes_nothing_and_nobody_lists_once_things_are_steady(rig: Rig) -> None:
+    rig.add_fleet()
+    with rig.operator("one") as one:
+        wait_until(one.leads, 60, all_words(one))
+        with rig.operator("two") as two:
+            wait_until(lambda: rig.bound("cleaning") == 7, 60, all_words(one, two))
+            wait_until(lambda: two.health()[0] == 200, 30, all_words(two))
+            time.sleep(3)
+            since = rig.plane.audit_position()
+            time.sleep(20)
+
+            asked = [event for event in rig.plane.audit(since) if event.user == ACCOUNT]
+
+            assert [event.uri for event in asked if event.verb == "list"] == []
+            writes = [event for event in asked if event.verb not in ("get", "list", "watch")]
+            by_standby = [event for event in writes if "(two_" in event.user_agent]
+            assert [event.uri for event in by_standby if event.resource != "leases"] == []
+            by_leader = [f"{event.verb} {event.uri}" for event in writes if event.resource != "leases"]
+            assert len(by_leader) <= 4, by_leader
+
+
+def test_kopf_leaves_no_trace_on_any_object(rig: Rig) -> None:
+    rig.add_fleet()
+    with rig.operator("one") as one:
+        wait_until(lambda: rig.bound("cleaning") == 7, 60, all_words(one))
+        wait_until(lambda: one.health()[0] == 200, 30, all_words(one))
+
+        objects = [obj for plural in (*PLURALS, "pods") for obj in rig.admin.list(plural)]
+
+        assert [obj["metadata"]["name"] for obj in objects if obj["metadata"].get("finalizers")] == []
+        assert [obj for obj in objects if "kopf" in str(obj["metadata"])] == []
+        assert rig.admin.list("events", FLEET, fields="reportingComponent=kopf") == []
+
+
+def test_sigterm_ends_in_order_and_releases_the_lease(rig: Rig) -> None:
+    rig.add_fleet()
+    with rig.operator("one") as one:
+        wait_until(one.leads, 60, all_words(one))
+        assert rig.holder().startswith("one_")
+        before_s = time.monotonic()
+
+        code = one.stop()
+
+        assert code == 0, one.words()
+        assert rig.holder() == ""
+        assert time.monotonic() - before_s < 10
+        assert "Traceback" not in one.words()
+
+
+def test_a_resource_that_got_past_the_schema_stops_no_other(rig: Rig) -> None:
+    crd = "cleaningjobs.slackwater.dev"
+    with_schema = rig.admin.get("customresourcedefinitions.apiextensions.k8s.io", crd)
+    loose = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    versions = [{**one, "schema": {"openAPIV3Schema": loose}} for one in with_schema["spec"]["versions"]]
+    rig.admin.patch("customresourcedefinitions.apiextensions.k8s.io", crd, {"spec": {"versions": versions}})
+    try:
+        rig.add_fleet()
+
+        def make_bad() -> bool:
+            try:
+                return bool(rig.admin.apply(a_job("bad", FLEET, restartPolicy="Never")))
+            except ApiError:
+                return False  # the server still judges by the old schema
+
+        wait_until(make_bad)
+        with rig.operator("one") as one:
+            wait_until(lambda: rig.bound("cleaning") == 7, 60, all_words(one))
+
+            wait_until(
+                lambda: rig.condition(rig.admin.get(crd, "bad", FLEET), "Accepted")["reason"] == "SpecRefused",
+                20,
+                all_words(one),
+            )
+            message = rig.condition(rig.admin.get(crd, "bad", FLEET), "Accepted")["message"]
+            assert "restartPolicy" in message
+            wait_until(
+                lambda: [
+                    event
+                    for event in rig.admin.list("events.events.k8s.io", FLEET)
+                    if event["regarding"]["name"] == "bad" and event["reason"] == "SpecRefused"
+                ]
+            )
+    finally:
+        rig.admin.delete(crd, "bad", FLEET)
+        rig.admin.apply_file(MANIFESTS / "crd" / "cleaningjobs.yaml")
+
+
+def test_a_dry_run_is_answered_and_nothing_moves(rig: Rig) -> None:
+    rig.add_fleet()
+    with rig.operator("one") as one:
+        rig.gateway.say(in_flight=SLOTS, arrivals_total=SLOTS)
+        wait_until(lambda: rig.bound("cleaning") == 7, 60, all_words(one))
+        question = a_reclaim("question", FLEET)
+        question["spec"] = {
+            "forRef": {"kind": "InferenceDeployment", "name": "tts"},
+            "dryRun": True,
+            "multiplier": "3",
+        }
+
+        rig.admin.create(question)
+
+        answered = rig.admin.wait_for(
+            "reclaims.slackwater.dev", "question", lambda one: bool(one.get("status", {}).get("answer")), FLEET
+        )
+        assert len(answered["status"]["answer"]["workers"]) == 2
+        assert answered["status"]["answer"]["unmet"] == 0
+        assert rig.bound("cleaning") == 7
+
+
+def test_survives_an_api_server_that_restarts_and_one_that_says_nothing_for_half_a_minute(rig: Rig) -> None:
+    rig.add_fleet(workers=3)
+    with rig.operator("one") as one:
+        wait_until(lambda: rig.bound("cleaning") == 3, 60, all_words(one))
+
+        rig.plane.restart("kube-apiserver")
+        rig.admin.patch("cleaningjobs.slackwater.dev", "podcasts", {"spec": {"maxWorkers": 5}}, FLEET)
+        wait_until(lambda: rig.bound("cleaning") == 5, 60, all_words(one))
+
+        rig.plane.pause("kube-apiserver")
+        time.sleep(30)
+        rig.plane.resume("kube-apiserver")
+        wait_until(lambda: rig.plane.is_ready("kube-apiserver"), 30)
+        rig.admin.patch("cleaningjobs.slackwater.dev", "podcasts", {"spec": {"maxWorkers": 7}}, FLEET)
+
+        wait_until(lambda: rig.bound("cleaning") == 7, 60, all_words(one))
+        assert one.child.poll() is None
+        wait_until(lambda: one.health()[0] == 200, 30, all_words(one))
