@@ -1,0 +1,111 @@
+"""Our own kinds as values, and the nodes: what people wrote, parsed once a change.
+
+Owns the parsed objects and whether the layout of GPUs has to be made again.  An object that is not valid is passed
+over; saying so is the process's part.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from slackwater_operator.cluster.kube.layout import Layout, NodeFacts, lay_out, read_node
+from slackwater_operator.cluster.kube.ports import Caches
+from slackwater_operator.core import PermanentError
+from slackwater_operator.kube.cache import Cache
+from slackwater_operator.kube.types import Object
+from slackwater_operator.resources import names
+from slackwater_operator.resources.base import Resource
+from slackwater_operator.resources.cleaning import CleaningJob
+from slackwater_operator.resources.flavor import GPUFlavor
+from slackwater_operator.resources.inference import InferenceDeployment
+from slackwater_operator.resources.parse import parse
+from slackwater_operator.resources.pool import CapacityPool
+from slackwater_operator.resources.reclaim import Reclaim
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Resource)
+
+
+class Catalogue:
+    """Parsed objects by `Resource.key`, kept up to date by the caches.
+
+    reclaims: those that were seen or changed since the last `take_reclaims`; the others are in `cluster.takes`.
+    """
+
+    def __init__(self, caches: Caches) -> None:
+        self.flavors: dict[str, GPUFlavor] = {}
+        self.pools: dict[str, CapacityPool] = {}
+        self.services: dict[str, InferenceDeployment] = {}
+        self.jobs: dict[str, CleaningJob] = {}
+        self.nodes: dict[str, NodeFacts] = {}
+        self.layout = Layout()
+        self._reclaims: dict[str, Reclaim] = {}
+        self._is_stale = True  # the layout
+        self._is_closed = False
+        self._follow(caches.flavors, GPUFlavor, self.flavors, shapes=True)
+        self._follow(caches.pools, CapacityPool, self.pools, shapes=True)
+        self._follow(caches.services, InferenceDeployment, self.services)
+        self._follow(caches.jobs, CleaningJob, self.jobs)
+        self._follow(caches.reclaims, Reclaim, self._reclaims)
+        self._listen(caches.nodes, self._hear_node)
+
+    def close(self) -> None:
+        """Hear no more: the caches may live longer than this."""
+        self._is_closed = True
+
+    def lay_out(self) -> bool:
+        """Make the layout again if anything that it depends on changed; True if so."""
+        if not self._is_stale:
+            return False
+        self._is_stale = False
+        pools = sorted(self.pools.values(), key=lambda pool: pool.key)
+        self.layout = lay_out(self.nodes.values(), self.flavors, pools)
+        return True
+
+    def take_reclaims(self) -> list[Reclaim]:
+        """Reclaims that came or changed since the last call."""
+        found = list(self._reclaims.values())
+        self._reclaims.clear()
+        return found
+
+    def resource_of(self, flavor: str) -> str:
+        """What a flavor's GPUs are called in a pod."""
+        found = self.flavors.get(flavor)
+        return found.spec.resource_name if found else names.DEFAULT_GPU_RESOURCE
+
+    def _follow(self, cache: Cache, kind: type[R], table: dict[str, R], *, shapes: bool = False) -> None:
+        def hear(event: str, obj: Object) -> None:
+            metadata = obj["metadata"]
+            key = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
+            old = table.pop(key, None)
+            if event != "DELETED":
+                try:
+                    table[key] = parse(kind, obj)
+                except PermanentError as error:
+                    logger.debug("passing over %s", error)
+            new = table.get(key)
+            if shapes and (
+                old is None or new is None or old.model_dump(include={"spec"}) != new.model_dump(include={"spec"})
+            ):
+                self._is_stale = True
+
+        self._listen(cache, hear)
+
+    def _hear_node(self, event: str, obj: Object) -> None:
+        facts = read_node(obj)
+        if event == "DELETED":
+            self._is_stale |= self.nodes.pop(facts.name, None) is not None
+        elif self.nodes.get(facts.name) != facts:
+            self.nodes[facts.name] = facts
+            self._is_stale = True
+
+    def _listen(self, cache: Cache, hear: Callable[[str, Object], None]) -> None:
+        for obj in list(cache.values()):
+            hear("ADDED", obj)
+
+        def hear_while_open(event: str, obj: Object) -> None:
+            if not self._is_closed:
+                hear(event, obj)
+
+        cache.on_change(hear_while_open)

@@ -1,0 +1,211 @@
+"""`KubeCluster`: a Kubernetes cluster as the loop sees it.
+
+Owns the order of the parts; each part's own module owns what it does.  Observes from caches alone and never waits for
+it; `apply` waits for its writes, never for pods.  Keeps nothing that matters: a new one, on the same caches, goes on
+where the last one was stopped, whichever write that was.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from slackwater_operator.cluster.base import Observation, Refusal
+from slackwater_operator.cluster.kube import drains, views
+from slackwater_operator.cluster.kube.books import Books
+from slackwater_operator.cluster.kube.catalogue import Catalogue
+from slackwater_operator.cluster.kube.clock import Clock
+from slackwater_operator.cluster.kube.endings import Endings
+from slackwater_operator.cluster.kube.evictions import adopt, evict, replicas
+from slackwater_operator.cluster.kube.index import Index
+from slackwater_operator.cluster.kube.observing import Observer
+from slackwater_operator.cluster.kube.owners import smoothed
+from slackwater_operator.cluster.kube.ports import (
+    Caches,
+    JobView,
+    PoolView,
+    Progress,
+    ReclaimView,
+    Replica,
+    Revisions,
+    ServiceView,
+    Signals,
+)
+from slackwater_operator.cluster.kube.records import Records
+from slackwater_operator.cluster.kube.starts import start
+from slackwater_operator.cluster.kube.state import Emit, State, no_event, together
+from slackwater_operator.cluster.kube.takes import OVER, resumed
+from slackwater_operator.cluster.kube.tending import Tending
+from slackwater_operator.core import Action, PermanentError, TemporaryError, Verb
+from slackwater_operator.kube.client import Kube
+from slackwater_operator.kube.types import Object
+
+
+class KubeCluster:
+    """Implements `base.Cluster` and `ports.Views`.  All caches are synced before the first `observe`.
+
+    poke: called when something happened that the next plan should know soon.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        caches: Caches,
+        signals: Signals,
+        progress: Progress,
+        revisions: Revisions,
+        *,
+        wall: Callable[[], float] = time.time,
+        poke: Callable[[], None] = lambda: None,
+        emit: Emit = no_event,
+        suffix: Callable[[], str] | None = None,
+    ) -> None:
+        index = Index(list(caches.pods.values()))
+        self._is_closed = False
+        caches.pods.on_change(self._hear_pod)
+        self._state = State(
+            kube=kube,
+            caches=caches,
+            signals=signals,
+            progress=progress,
+            revisions=revisions,
+            clock=Clock(wall),
+            catalogue=Catalogue(caches),
+            index=index,
+            books=Books(index),
+            poke=poke,
+            emit=emit,
+        )
+        if suffix is not None:
+            self._state.suffix = suffix
+        self._observer = Observer(self._state)
+        self._endings = Endings(self._state)
+        self._tending = Tending(self._state, self._endings, Records(self._state))
+        self._now_s = 0.0
+
+    async def close(self) -> None:
+        """Hear no more of the caches, and end what goes on in the background."""
+        self._is_closed = True
+        self._state.catalogue.close()
+        await self._endings.close()
+
+    # --- base.Cluster -------------------------------------------------------------------------
+
+    def observe(self, now_s: float) -> Observation:
+        state = self._look(now_s)
+        samples = state.signals.take_samples()
+        for service, sample in samples:
+            state.sample_s[service] = sample.t_s
+        for service in state.catalogue.services:
+            drains.tell(state, service)
+        jobs = self._observer.jobs(now_s)
+        departed, state.departed = tuple(state.departed), []
+        return Observation(
+            nodes=self._observer.nodes(),
+            workloads=self._observer.workloads(now_s),
+            jobs=jobs,
+            samples=samples,
+            lead_s=self._observer.leads(),
+            departed=departed,
+            flavors=self._observer.flavors(),
+        )
+
+    async def apply(self, actions: Sequence[Action], now_s: float) -> tuple[Refusal, ...]:
+        """Replicas that are called back and marked first, then starts on free GPUs, then evictions.
+
+        Starts before evictions: a replica that waits for a victim's GPU could be bound to a free one instead.
+        """
+        state = self._look(now_s)
+        refusals: list[Refusal] = []
+        by_verb: dict[Verb, list[Action]] = {verb: [] for verb in Verb}
+        for action in actions:
+            by_verb[action.verb].append(action)
+        marks = [
+            *((action, partial(drains.cancel, state, action)) for action in by_verb[Verb.CANCEL]),
+            *((action, partial(drains.drain, state, action, now_s)) for action in by_verb[Verb.DRAIN]),
+        ]
+        refusals += _refused([action for action, _ in marks], await together([call for _, call in marks]))
+        for action in by_verb[Verb.START]:
+            refusals += _refused([action], await together([partial(start, state, action, now_s)]))
+        refusals += await evict(state, by_verb[Verb.EVICT], now_s)
+        return tuple(refusals)
+
+    async def tend(self, now_s: float) -> None:
+        """What no plan asks for; call it after each tick."""
+        self._look(now_s)
+        await self._tending.tend(now_s)
+
+    # --- ports.Views ----------------------------------------------------------------------------
+
+    def pools(self) -> tuple[PoolView, ...]:
+        return views.pools(self._state)
+
+    def services(self) -> tuple[ServiceView, ...]:
+        return views.services(self._state)
+
+    def jobs(self) -> tuple[JobView, ...]:
+        return views.jobs(self._state, self._now_s)
+
+    def take_reclaims(self) -> tuple[ReclaimView, ...]:
+        found, self._state.finished = tuple(self._state.finished), []
+        return found
+
+    def endpoints(self, service: str) -> tuple[Replica, ...]:
+        """The replicas of a service that may get requests."""
+        return self._state.endpoints(service)
+
+    # --- taking in ------------------------------------------------------------------------------
+
+    def _look(self, now_s: float) -> State:
+        """Everything that changed since the last look."""
+        state, self._now_s = self._state, now_s
+        if state.clock.sync(now_s):
+            self._observer.forget()
+        self._resume()
+        self._endings.take_in(now_s)
+        state.refresh(now_s)
+        self._learn(now_s)
+        return state
+
+    def _hear_pod(self, event: str, obj: Object) -> None:
+        if not self._is_closed:
+            self._state.index.hear(event, obj)
+
+    def _resume(self) -> None:
+        """Take up what another leader began."""
+        state = self._state
+        for reclaim in state.catalogue.take_reclaims():
+            key = (reclaim.metadata.namespace, reclaim.metadata.name)
+            if reclaim.spec.dry_run or key in state.takes or key in state.closed:
+                continue
+            take = resumed(reclaim, state.clock)
+            waits = any(not pod.is_over and not pod.is_ready for pod in replicas(state, take))
+            is_over = take.written in OVER or (take.written == "Freed" and take.is_settled and not waits)
+            if is_over:
+                state.closed.add(key)
+            else:
+                adopt(state, take)
+
+    def _learn(self, now_s: float) -> None:
+        """How long starts take."""
+        state = self._state
+        for uid, decided_s in list(state.decided.items()):
+            pod = state.index.ours.get(uid)
+            if pod is None:
+                continue
+            page = state.books.pages.get(pod.place)
+            if pod.node or (page is not None and uid in page.visible):
+                state.placed.setdefault(uid, now_s)
+            if pod.is_ready:
+                variant = f"{pod.owner}/{pod.policy_flavor}"
+                state.wake_s[variant] = smoothed(state.wake_s.get(variant), now_s - state.placed.get(uid, decided_s))
+                del state.decided[uid]
+                state.placed.pop(uid, None)
+                state.owner(pod.kind, pod.owner).succeeded()
+
+
+def _refused(actions: Sequence[Action], results: Sequence[object]) -> list[Refusal]:
+    return [
+        Refusal(action, result)
+        for action, result in zip(actions, results, strict=True)
+        if isinstance(result, TemporaryError | PermanentError)
+    ]

@@ -1,0 +1,248 @@
+"""How pods ended: what a victim left behind, and what its owner learns from it.
+
+Owns the judgement of an end.  A victim counts as lossless only when the keeper of its ledger has found its receipt
+there, or when it had never claimed anything.  Verifying goes on in the background; GPUs are given on long before.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from slackwater_operator.cluster.kube.owners import STEADY_S, smoothed
+from slackwater_operator.cluster.kube.pods import BAD_INPUT, CHECKPOINTED, KILLED, TERMINATED, Ended, Pod
+from slackwater_operator.cluster.kube.state import State
+from slackwater_operator.cluster.kube.takes import Take, Victim
+from slackwater_operator.kube.types import Object
+from slackwater_operator.resources import names
+from slackwater_operator.resources.cleaning import CleaningJob
+
+logger = logging.getLogger(__name__)
+
+VERIFY_FOR_S = 30.0  # a keeper that does not answer for so long is given up on
+VERIFY_EVERY_S = 1.0
+Task = asyncio.Task[bool | None]
+CLEAN = (0, CHECKPOINTED)  # exit codes of a worker that left with all its work durable
+HELD = "it waits for a person after a preemption (restartPolicy Hold): set suspend and take it back"
+STOPPED = "it ended with a preemption (restartPolicy Stop)"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a victim.  verified: None = nobody could be asked."""
+
+    outcome: str
+    verified: bool | None
+
+
+def first_verdict(ended: Ended | None, *, had_begun: bool) -> Verdict | None:
+    """What is clear from the end alone; None if the receipt has to be looked for in the ledger."""
+    if ended is None:
+        return Verdict("Unverified", None) if had_begun else Verdict("Checkpointed", True)
+    if ended.receipt is not None:
+        return None
+    if ended.code in (*CLEAN, TERMINATED):
+        return Verdict("Checkpointed", True)  # it had claimed nothing
+    return Verdict("Timeout" if ended.code == KILLED else "Lost", False)
+
+
+def last_verdict(ended: Ended, holds: bool | None) -> Verdict:
+    """With the keeper's word on the receipt."""
+    if ended.code == KILLED:
+        return Verdict("Timeout", holds)
+    if holds is None:
+        return Verdict("Unverified", None)
+    return Verdict("Checkpointed" if holds and ended.code in (*CLEAN, TERMINATED) else "Lost", holds)
+
+
+@dataclass(slots=True)
+class Question:
+    """A receipt that the keeper has to confirm."""
+
+    take: Take
+    victim: Victim
+    ended: Ended
+    receipt: Object
+    since_s: float
+    asked_s: float
+    task: Task | None = None
+
+
+@dataclass(slots=True)
+class Endings:
+    """Takes in ends of pods; keeps the verifications that are under way."""
+
+    state: State
+    _seen: dict[str, str] = field(default_factory=dict)  # Pod.uid -> k8s uid, of ended pods whose objects are there
+    _questions: list[Question] = field(default_factory=list)
+
+    def take_in(self, now_s: float) -> list[Pod]:
+        """Book every pod that ended since the last call; returns those whose objects are still to be deleted."""
+        state = self.state
+        for pod in state.index.take_gone():
+            if self._seen.pop(pod.uid, "") != pod.k8s_uid:
+                self._ended(pod, now_s)
+            state.forget(pod)
+        over = [pod for pod in state.index.ours.values() if pod.is_over]
+        for pod in over:
+            if self._seen.get(pod.uid) != pod.k8s_uid:
+                self._seen[pod.uid] = pod.k8s_uid
+                self._ended(pod, now_s)
+        for take in state.takes.values():
+            for victim in take.living:
+                found = state.index.ours.get(victim.pod)
+                if not take.in_doubt and (found is None or found.k8s_uid != victim.k8s_uid):
+                    self._freed(take, victim, None, now_s)  # it ended while nobody looked
+        return [pod for pod in over if pod.deleting_s is None]
+
+    async def close(self) -> None:
+        """End the verifications that are under way."""
+        tasks = [question.task for question in self._questions if question.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def verify(self, now_s: float) -> None:
+        """Ask the keepers, take in what they said, and ask again those that could not say; never waits."""
+        for question in list(self._questions):
+            task, is_late = question.task, now_s - question.since_s > VERIFY_FOR_S
+            holds = None
+            if task is not None and task.done():
+                question.task = None
+                holds = None if task.cancelled() or task.exception() is not None else task.result()
+            if holds is not None or is_late:
+                self._questions.remove(question)
+                if task is not None:
+                    task.cancel()
+                if holds is None:
+                    logger.warning("%s: no keeper could say whether its receipt holds", question.victim.pod)
+                verdict = last_verdict(question.ended, holds)
+                self._settle(question.take, question.victim, question.ended, verdict)
+            elif question.task is None and now_s - question.asked_s >= VERIFY_EVERY_S:
+                question.asked_s = now_s
+                asking = self.state.progress.verify(question.victim.job, question.receipt)
+                question.task = asyncio.ensure_future(asking)
+                question.task.add_done_callback(lambda _task: self.state.poke())
+
+    def _ended(self, pod: Pod, now_s: float) -> None:
+        state = self.state
+        victim, was_asked = state.victim(pod), state.leaving_since(pod) is not None or pod.draining_s is not None
+        if pod.kind == names.POD_CLEANING:
+            state.departed.append((pod.uid, self._committed(pod)))
+            owner = state.owner(pod.kind, pod.owner)
+            owner.gpu_seconds += max(0.0, now_s - state.clock.moment(pod.running_s or pod.created_s)) * pod.any_gpus
+        self._learn(pod, now_s, was_asked=was_asked)
+        if victim is not None:
+            self._freed(state.victims[pod.uid], victim, pod, now_s)
+        state.poke()
+
+    def _committed(self, pod: Pod) -> float:
+        """A worker that left cleanly has committed all that it did."""
+        known = self.state.committed.get(pod.uid, 0.0)
+        ended = pod.ended
+        if ended and ended.code in CLEAN and ended.started_s and ended.finished_s:
+            gpus = pod.gpus(self.state.catalogue.resource_of(pod.flavor))
+            return max(known, (ended.finished_s - ended.started_s) * gpus)
+        return known
+
+    # --- owners -----------------------------------------------------------------------------------
+
+    def _learn(self, pod: Pod, now_s: float, *, was_asked: bool) -> None:
+        """What the next start of this owner should know."""
+        owner, ended = self.state.owner(pod.kind, pod.owner), pod.ended
+        if pod.refused:
+            logger.warning("the kubelet of %s did not take %s: %s", pod.node, pod.uid, pod.refused)
+            owner.avoid(pod.node, now_s)
+            return
+        if ended is None:
+            return
+        is_worker = pod.kind == names.POD_CLEANING
+        if ended.started_s is not None:
+            owner.started_in(max(0.0, ended.started_s - pod.created_s))
+        if ended.code == BAD_INPUT and not was_asked:
+            owner.broken = _last_line(ended.words) or "it ended with 2, bad configuration, without a word"
+            logger.error("not starting %s again: %s", pod.owner, owner.broken)
+        elif was_asked or (is_worker and ended.code in (CHECKPOINTED, TERMINATED)):
+            if ended.code in (*CLEAN, TERMINATED):
+                owner.succeeded()
+        elif is_worker and ended.code == 0:
+            owner.succeeded()
+            job = self.state.catalogue.jobs.get(pod.owner)
+            owner.is_done = owner.is_done or job is None or not _has_keeper(job)
+        else:
+            if ended.started_s and ended.finished_s and ended.finished_s - ended.started_s > STEADY_S:
+                owner.failures = 0
+            words = f"{pod.name} ended with {ended.code}: {_last_line(ended.words)}".rstrip(": ")
+            owner.lost += is_worker
+            delay_s = owner.failed(now_s, words)
+            logger.error("failed uid=%s code=%d backoff_s=%.0f %s", pod.uid, ended.code, delay_s, words)
+
+    # --- victims ----------------------------------------------------------------------------------
+
+    def _freed(self, take: Take, victim: Victim, pod: Pod | None, now_s: float) -> None:
+        """A victim's GPUs were seen free."""
+        state = self.state
+        victim.freed_s = now_s
+        if state.victims.get(victim.pod) is take:
+            del state.victims[victim.pod]
+        state.reclaim_s[take.policy_flavor] = smoothed(state.reclaim_s.get(take.policy_flavor), now_s - take.decided_s)
+        self._hold(victim)
+        if victim.outcome:
+            return  # another leader wrote it down
+        ended = pod.ended if pod is not None else None
+        verdict = first_verdict(ended, had_begun=pod is None or pod.running_s is not None or ended is not None)
+        receipt = ended.receipt if ended is not None else None
+        if receipt is not None:
+            victim.durable_unit = receipt["items"] if isinstance(receipt.get("items"), int) else None
+            victim.digest = str(receipt["sha256"])
+        job = state.catalogue.jobs.get(victim.job)
+        if verdict is None and (job is None or job.spec.checkpoint.verify == "None"):
+            assert ended is not None
+            verdict = last_verdict(ended, None)
+        if verdict is not None:
+            self._settle(take, victim, ended, verdict)
+            return
+        assert ended is not None
+        assert receipt is not None, "an end without a receipt is judged at once"
+        self._questions.append(Question(take, victim, ended, receipt, now_s, now_s - VERIFY_EVERY_S))
+
+    def _settle(self, take: Take, victim: Victim, ended: Ended | None, verdict: Verdict) -> None:
+        victim.outcome, victim.verified = verdict.outcome, verdict.verified
+        owner = self.state.owner(names.POD_CLEANING, victim.job)
+        if verdict.outcome == "Checkpointed":
+            if ended is not None and ended.receipt is not None and ended.finished_s is not None:
+                owner.durable_wall_s = max(owner.durable_wall_s or 0.0, ended.finished_s)
+        else:
+            owner.lost += 1
+            since_s = victim.durable_s
+            if since_s is None and ended is not None and ended.started_s is not None:
+                since_s = self.state.clock.moment(ended.started_s)
+            asked_s = victim.asked_s if victim.asked_s is not None else take.decided_s
+            victim.lost_s = (
+                max(0.0, asked_s - since_s) * victim.gpus if since_s is not None else victim.estimated_lost_s
+            )
+        level = logging.INFO if verdict.outcome == "Checkpointed" else logging.WARNING
+        logger.log(
+            level,
+            "freed uid=%s outcome=%s verified=%s lost_s=%.1f",
+            victim.pod,
+            *(verdict.outcome, verdict.verified),
+            victim.lost_s,
+        )
+
+    def _hold(self, victim: Victim) -> None:
+        """A preemption is the end of a job whose restart policy says so."""
+        job = self.state.catalogue.jobs.get(victim.job)
+        if job is None or job.spec.restart_policy == "Requeue":
+            return
+        owner = self.state.owner(names.POD_CLEANING, victim.job)
+        owner.is_stopped = job.spec.restart_policy == "Stop"
+        owner.broken = owner.broken or (STOPPED if owner.is_stopped else HELD)
+
+
+def _has_keeper(job: CleaningJob) -> bool:
+    return job.spec.ledger is not None or job.spec.keeper.url is not None
+
+
+def _last_line(words: str) -> str:
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return lines[-1][:500] if lines else ""

@@ -1,0 +1,338 @@
+"""Taking GPUs back: one Reclaim for a need, its victims told to go, its replicas waiting in their places.
+
+Owns the order of writes.  The Reclaim first, so that a new leader can finish what was begun; then one replica, so that
+nobody is sent away for a pod that the server does not take; then everything else at once.  Where a pod of somebody
+else waits for GPUs too, each victim is told to go only after its replica is nominated for the GPU.
+Everything here may be done again: whatever is there already is not done twice.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from slackwater_operator.cluster.base import Refusal
+from slackwater_operator.cluster.kube.pods import Pod
+from slackwater_operator.cluster.kube.starts import Running, running
+from slackwater_operator.cluster.kube.state import RECLAIMS, State, together
+from slackwater_operator.cluster.kube.takes import Take, Victim, reservations, take_name
+from slackwater_operator.core import Action, PermanentError, Reason, SlackwaterError, TemporaryError
+from slackwater_operator.kube.errors import AlreadyExists, NotFound, Unreachable
+from slackwater_operator.resources import names
+from slackwater_operator.resources.conditions import EventReason
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_DEADLINE_S = 15.0
+
+
+@dataclass(slots=True)
+class Need:
+    """Evictions of one plan that belong together."""
+
+    beneficiary: str
+    ref_kind: str
+    ref_name: str
+    namespace: str
+    policy_flavor: str
+    actions: list[Action] = field(default_factory=list)
+    pods: list[Pod] = field(default_factory=list)
+
+
+async def evict(state: State, actions: Sequence[Action], now_s: float) -> list[Refusal]:
+    """Begin all evictions of one plan."""
+    refusals: list[Refusal] = []
+    needs: dict[tuple[str, ...], Need] = {}
+    for action in actions:
+        pod = state.index.ours.get(action.uid)
+        if pod is None or pod.is_over:
+            refusals.append(Refusal(action, TemporaryError(f"{action.uid} is gone already")))
+        elif state.leaving_since(pod) is not None:
+            refusals.append(Refusal(action, TemporaryError(f"{action.uid} is leaving already")))
+        else:
+            need = _need(action, pod)
+            key = (need.beneficiary, need.ref_kind, need.ref_name, need.namespace, need.policy_flavor)
+            need = needs.setdefault(key, need)
+            need.actions.append(action)
+            need.pods.append(pod)
+
+    async def begin(need: Need) -> None:
+        await _begin(state, need, now_s)
+
+    listed = list(needs.values())
+    for need, error in zip(listed, await together([partial(begin, need) for need in listed]), strict=True):
+        if isinstance(error, TemporaryError | PermanentError):
+            refusals += [Refusal(action, error) for action in need.actions]
+    return refusals
+
+
+def _need(action: Action, pod: Pod) -> Need:
+    """Who the GPUs of a victim are for."""
+    parts = names.split_variant_uid(action.beneficiary)
+    if parts is not None:
+        kind, name, namespace = names.INFERENCE_DEPLOYMENT.kind, parts[1], parts[0]
+    elif action.beneficiary:
+        kind = "Pod"
+        namespace, _, name = action.beneficiary.partition("/")
+    elif action.reason is Reason.NODE:
+        kind, name, namespace = "Node", pod.node, pod.namespace
+    else:
+        kind, name, namespace = names.CLEANING_JOB.kind, pod.owner.partition("/")[2], pod.namespace
+    return Need(action.beneficiary, kind, name, namespace, pod.policy_flavor)
+
+
+async def _begin(state: State, need: Need, now_s: float) -> None:
+    """Plan one take-back, write it down and begin it.  Raises what kept it from being begun."""
+    source = None
+    if names.split_variant_uid(need.beneficiary) is not None:
+        source = running(state, need.beneficiary, now_s)
+    pool_name, flavor = names.split_policy_flavor(need.policy_flavor)
+    pool = state.catalogue.pools.get(pool_name)
+    take = Take(
+        namespace=need.namespace,
+        name=take_name(need.ref_name, need.pods, state.clock.wall(now_s)),
+        ref_kind=need.ref_kind,
+        ref_name=need.ref_name,
+        pool=pool_name,
+        flavor=flavor,
+        reason=need.actions[0].reason,
+        deadline_s=pool.spec.reclaim.deadline_s if pool else DEFAULT_DEADLINE_S,
+        decided_s=now_s,
+        victims={pod.uid: _victim(state, pod, now_s) for pod in need.pods},
+        variant=need.beneficiary if source is not None else "",
+        spike_s=state.sample_s.get(source.service.key) if source is not None else None,
+    )
+    adopt(state, take)
+    try:
+        await _write(state, take)
+    except Unreachable as error:
+        if error.unknown:
+            take.in_doubt = True  # `settle_doubt` looks; until then its victims count as leaving
+        else:
+            drop(state, take)
+        raise
+    except BaseException:
+        drop(state, take)
+        raise
+    logger.info(
+        "reclaim=%s/%s for=%s flavor=%s victims=%d reason=%s",
+        *(take.namespace, take.name, need.beneficiary or need.ref_name, need.policy_flavor, len(take.victims)),
+        take.reason,
+    )
+    await advance(state, take, now_s, first=True)
+
+
+def _victim(state: State, pod: Pod, now_s: float) -> Victim:
+    gpus = max(1, pod.gpus(state.catalogue.resource_of(pod.flavor)))
+    seen = state.progress.worker(pod.owner, pod.name)
+    durable_s = None if seen is None else seen.durable_s
+    since_s = durable_s if durable_s is not None else state.clock.moment(pod.running_s) if pod.running_s else now_s
+    lost_s = max(0.0, now_s - since_s) * gpus
+    return Victim(pod.uid, pod.k8s_uid, pod.owner, pod.place, gpus, lost_s, durable_s=durable_s)
+
+
+def adopt(state: State, take: Take) -> None:
+    """A take-back is open from now on; its living victims are leaving."""
+    state.takes[take.key] = take
+    for victim in take.living:
+        state.victims[victim.pod] = take
+
+
+def drop(state: State, take: Take) -> None:
+    """A take-back is open no longer."""
+    state.takes.pop(take.key, None)
+    for uid in take.victims:
+        if state.victims.get(uid) is take:
+            del state.victims[uid]
+
+
+async def _write(state: State, take: Take) -> None:
+    try:
+        async with state.limiter:
+            made = await state.kube.create(RECLAIMS, take.body(), manager=names.MANAGER_RECLAIM)
+    except AlreadyExists:
+        return  # the same victims at the same moment: it is this one
+    state.caches.reclaims.remember(made)
+    state.emit(
+        made,
+        "Normal",
+        EventReason.RECLAIM_STARTED,
+        f"{len(take.victims)} workers give {sum(victim.gpus for victim in take.victims.values())} GPUs of "
+        f"{take.policy_flavor} back: {take.reason}",
+        "Reclaim",
+    )
+
+
+async def settle_doubt(state: State, take: Take) -> None:
+    """A Reclaim whose answer was lost: it is there, or it never was and its victims stay."""
+    try:
+        state.caches.reclaims.remember(await state.kube.get(RECLAIMS, take.name, take.namespace))
+    except NotFound:
+        logger.warning("reclaim=%s/%s was not written, so nobody is sent away for it", take.namespace, take.name)
+        drop(state, take)
+    else:
+        take.in_doubt = False
+
+
+async def advance(state: State, take: Take, now_s: float, *, first: bool = False) -> None:
+    """Do what is left to do: replicas that wait for GPUs, victims that were not told to go.
+
+    first: raise if the server does not take the very first replica; nobody was sent away then.
+    """
+    victims = _untold(state, take)
+    source: Running | None = None
+    if take.variant:
+        try:
+            source = running(state, take.variant, now_s)
+        except SlackwaterError as error:
+            if names.object_uid(take.namespace, take.ref_name) not in state.catalogue.services:
+                await _spare(state, take, victims, str(error))
+                return
+    if victims and now_s - take.decided_s > take.deadline_s and not _is_begun(state, take):
+        await _spare(state, take, victims, "it could not be begun before its deadline")
+        return
+    for pod in replicas(state, take):
+        if not pod.node and not pod.nominated and pod.target and not pod.is_over:
+            await state.nominate(pod, pod.target)
+    places = _places(state, take, source) if source is not None else []
+    if source is not None and places and victims:
+        try:
+            await _reserve(state, take, source, places[0], now_s)
+        except PermanentError as error:
+            owner = state.owner(names.POD_INFERENCE, source.service.key)
+            owner.failed(now_s, str(error))
+            owner.refused = str(error)
+            await _spare(state, take, victims, str(error))
+            if first:
+                raise
+            return
+        places = places[1:]
+    for problem in await together(_chains(state, take, victims, places, source, now_s)):
+        if isinstance(problem, SlackwaterError):
+            logger.warning("reclaim=%s/%s goes on later: %s", take.namespace, take.name, problem)
+
+
+def _is_begun(state: State, take: Take) -> bool:
+    """Whether anybody was told to go for it."""
+    return len(_untold(state, take)) < len(take.victims)
+
+
+def _untold(state: State, take: Take) -> list[Pod]:
+    """Living victims that nobody has told to go."""
+    found = []
+    for victim in take.living:
+        pod = state.index.ours.get(victim.pod)
+        is_same = pod is not None and pod.k8s_uid == victim.k8s_uid and not pod.is_over
+        if pod is not None and is_same and pod.deleting_s is None and victim.pod not in state.sent:
+            found.append(pod)
+    return found
+
+
+def replicas(state: State, take: Take) -> list[Pod]:
+    """The replicas that were made for a take-back."""
+    service = names.object_uid(take.namespace, take.ref_name)
+    if not take.variant:
+        return []
+    return [pod for pod in state.index.of(names.POD_INFERENCE, service) if pod.reclaim == take.name]
+
+
+def _places(state: State, take: Take, source: Running) -> list[str]:
+    """A node for each replica that is still to wait for GPUs of this take-back's victims."""
+    freed: dict[str, tuple[int, int]] = {}
+    for victim in take.living:
+        gpus, count = freed.get(victim.node, (0, 0))
+        freed[victim.node] = (gpus + victim.gpus, count + 1)
+    made = replicas(state, take)
+    asked = [at for uid, at in take.replicas.items() if uid in state.books.promises]  # their answers were lost
+    room = {node: _room(state, take, node) for node in freed}
+    wanted = reservations(freed, room, source.variant.gpus)
+    places = []
+    for node, count in sorted(wanted.items()):
+        there = sum(pod.place == node for pod in made) + asked.count(node)
+        if node not in take.forsaken:
+            places += [node] * max(0, count - there)
+    alive = sum(
+        not pod.is_over and state.leaving_since(pod) is None and pod.draining_s is None
+        for pod in state.index.of(names.POD_INFERENCE, source.service.key)
+    )
+    return places[: max(0, source.service.spec.max_replicas - alive)]
+
+
+def _room(state: State, take: Take, node: str) -> int:
+    """GPUs of a node that are free or coming anyway, less those that others wait for there."""
+    page = state.books.pages.get(node)
+    if page is None:
+        return 0
+    coming = waiting = 0
+    for pod in state.index.on_node(node):
+        gpus = pod.gpus(page.seat.resource)
+        if pod.is_over or pod.uid in take.victims:
+            continue
+        if pod.node and state.leaving_since(pod) is not None:
+            coming += gpus
+        elif not pod.node and pod.uid not in page.visible and pod.reclaim != take.name:
+            waiting += gpus
+    return max(0, page.free + coming - waiting)
+
+
+def _chains(
+    state: State, take: Take, victims: list[Pod], places: list[str], source: Running | None, now_s: float
+) -> list[Callable[[], Awaitable[None]]]:
+    """What to do at once: replicas and deletes, one after the other on a node where somebody else waits too."""
+    contested = bool(state.index.foreign_waiting)
+    waiting = list(places)
+
+    async def send(pods: list[Pod], nodes: list[str]) -> None:
+        for node in nodes:
+            assert source is not None
+            await _reserve(state, take, source, node, now_s)
+        for pod in pods:
+            await _tell(state, take, pod, now_s)
+
+    if not contested:
+        return [
+            *(partial(send, [pod], []) for pod in victims),
+            *(partial(send, [], [node]) for node in waiting),
+        ]
+    chains: list[Callable[[], Awaitable[None]]] = []
+    for pod in victims:
+        mine = [waiting.pop(waiting.index(pod.place))] if pod.place in waiting else []
+        chains.append(partial(send, [pod], mine))
+    return [*chains, *(partial(send, [], [node]) for node in waiting)]
+
+
+async def _tell(state: State, take: Take, pod: Pod, now_s: float) -> None:
+    """Tell a victim to go, with its own template's grace."""
+    await state.delete(pod, None, now_s)
+    take.victims[pod.uid].asked_s = now_s
+
+
+async def _reserve(state: State, take: Take, source: Running, node: str, now_s: float) -> None:
+    """A replica that waits for a victim's GPUs: only that node will do, and the scheduler keeps them for it."""
+    body = source.body(state, node, take.reason, take.name)
+    uid = names.object_uid(body["metadata"]["namespace"], body["metadata"]["name"])
+    take.replicas[uid] = node
+    pod = await state.create(body, node, 0, now_s)
+    state.decided[pod.uid] = take.decided_s
+    await state.nominate(pod, node)
+
+
+async def _spare(state: State, take: Take, victims: list[Pod], why: str) -> None:
+    """The need is gone, or cannot be met: who was not told to go stays."""
+    logger.warning("reclaim=%s/%s spares %d workers: %s", take.namespace, take.name, len(victims), why)
+    if _is_begun(state, take):
+        for pod in victims:
+            del take.victims[pod.uid]
+            state.victims.pop(pod.uid, None)
+        return
+    drop(state, take)
+    state.closed.add(take.key)
+    body = {
+        "metadata": {"namespace": take.namespace, "name": take.name},
+        "status": take.status("Cancelled", state.clock, 1),
+    }
+    try:
+        async with state.limiter:
+            await state.kube.apply(RECLAIMS, body, manager=names.MANAGER_RECLAIM, subresource="status")
+    except (TemporaryError, PermanentError) as error:
+        logger.warning("reclaim=%s/%s: its end could not be written: %s", take.namespace, take.name, error)

@@ -1,0 +1,187 @@
+"""Starting replicas and workers on GPUs that are seen free.
+
+Owns the choice of a node and the creation of the pod there: created with its node named is bound, so no scheduler can
+give the GPU to somebody else in between.  Called by `cluster` for each START.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from slackwater_operator.cluster.kube import making
+from slackwater_operator.cluster.kube.books import Page
+from slackwater_operator.cluster.kube.lending import lent_room
+from slackwater_operator.cluster.kube.owners import Owner
+from slackwater_operator.cluster.kube.state import State, together
+from slackwater_operator.core import Action, PermanentError, Reason, SlackwaterError, TemporaryError
+from slackwater_operator.kube.types import Object
+from slackwater_operator.resources import names
+from slackwater_operator.resources.cleaning import CleaningJob
+from slackwater_operator.resources.flavor import GPUFlavor
+from slackwater_operator.resources.inference import InferenceDeployment, Variant
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A service that can be started: its variant, what it is made from."""
+
+    service: InferenceDeployment
+    variant: Variant
+    flavor: GPUFlavor
+    pool: str
+    revision: str
+    template: Object
+
+    def body(self, state: State, node: str, reason: str, reclaim: str = "") -> Object:
+        """A replica's pod; one with a Reclaim waits for the scheduler to bind it."""
+        place = making.Place(node, self.pool, self.flavor, is_bound=not reclaim)
+        name = pod_name(self.service.metadata.name, state.suffix())
+        return making.replica(
+            self.service, self.template, self.revision, place, self.variant.gpus, name, reason, reclaim
+        )
+
+
+def pod_name(owner: str, suffix: str) -> str:
+    """A pod's name; it is never used again."""
+    return f"{owner[:40].rstrip('-.')}-{suffix}"
+
+
+def running(state: State, uid: str, now_s: float) -> Running:
+    """What a variant's replicas are made from.
+
+    Raises TemporaryError or PermanentError, in one sentence, when none may be started now.
+    """
+    parts = names.split_variant_uid(uid)
+    assert parts is not None, f"{uid} is no variant"
+    namespace, name, pool, flavor = parts
+    key = names.object_uid(namespace, name)
+    service = state.catalogue.services.get(key)
+    if service is None:
+        raise TemporaryError(f"InferenceDeployment {key} is gone")
+    variant = next((one for one in service.spec.variants if one.flavor == flavor), None)
+    if variant is None or flavor not in state.catalogue.flavors:
+        raise TemporaryError(f"{key} has no variant for flavor {flavor}")
+    owner = state.owner(names.POD_INFERENCE, key)
+    if not owner.may_start(now_s):
+        raise TemporaryError(f"{key}: {owner.why_not(now_s)}", max(0.0, owner.not_before_s - now_s))
+    revision = state.revisions.serving(key)
+    if revision is None:
+        raise TemporaryError(f"{key}: no revision of its template has passed its gate yet")
+    return Running(service, variant, state.catalogue.flavors[flavor], pool, revision.name, revision.template)
+
+
+async def start(state: State, action: Action, now_s: float) -> None:
+    """Create `action.count` pods.  Raises what kept the first of them from being made, if none was."""
+    if names.split_variant_uid(action.uid) is not None:
+        await _start_replicas(state, action, now_s)
+    else:
+        await _start_workers(state, action, now_s)
+
+
+async def _start_replicas(state: State, action: Action, now_s: float) -> None:
+    found = running(state, action.uid, now_s)
+    owner = state.owner(names.POD_INFERENCE, found.service.key)
+    policy_flavor = names.policy_flavor(found.pool, found.variant.flavor)
+    nodes = _nodes(state, policy_flavor, found.variant.gpus, action.count, owner, now_s, lambda page: page.free)
+    if not nodes:
+        raise TemporaryError(f"no node of {policy_flavor} has {found.variant.gpus} GPUs free for {action.uid}")
+
+    async def one(node: str) -> None:
+        pod = await state.create(found.body(state, node, action.reason), node, found.variant.gpus, now_s)
+        state.decided[pod.uid] = state.placed[pod.uid] = now_s
+
+    await _all(owner, action, [partial(one, node) for node in nodes], now_s)
+
+
+async def _start_workers(state: State, action: Action, now_s: float) -> None:
+    job = state.catalogue.jobs.get(action.uid)
+    if job is None:
+        raise TemporaryError(f"CleaningJob {action.uid} is gone")
+    owner = state.owner(names.POD_CLEANING, action.uid)
+    if not owner.may_start(now_s):
+        raise TemporaryError(f"{action.uid}: {owner.why_not(now_s)}", max(0.0, owner.not_before_s - now_s))
+    places = _worker_places(state, job, action, owner, now_s)
+    if not places:
+        wanted = ", ".join(flavors_of(job))
+        raise TemporaryError(f"no node of {wanted} has {job.spec.gpus_per_worker} GPUs to lend to {action.uid}")
+
+    async def one(place: making.Place) -> None:
+        body = making.worker(job, place, pod_name(job.metadata.name, state.suffix()), action.reason)
+        await state.create(body, place.node, job.spec.gpus_per_worker, now_s)
+
+    await _all(owner, action, [partial(one, place) for place in places], now_s)
+
+
+def flavors_of(job: CleaningJob) -> tuple[str, ...]:
+    """The policy's flavors of a job, the first preferred: by the job's flavors, then its pools."""
+    return tuple(names.policy_flavor(pool, flavor) for flavor in job.spec.flavors for pool in job.spec.pools)
+
+
+def _worker_places(state: State, job: CleaningJob, action: Action, owner: Owner, now_s: float) -> list[making.Place]:
+    """Where to put workers: the first flavor that has room, its fullest nodes first.
+
+    An idle GPU is lent only after `lendAfter`, and never more than the pool lends.
+    """
+    gpus, places = job.spec.gpus_per_worker, list[making.Place]()
+    for policy_flavor in flavors_of(job):
+        pool_name, flavor_name = names.split_policy_flavor(policy_flavor)
+        pool, flavor = state.catalogue.pools.get(pool_name), state.catalogue.flavors.get(flavor_name)
+        if pool is None or flavor is None or len(places) == action.count:
+            continue
+        room = lent_room(state, pool) - gpus * sum(place.pool == pool_name for place in places)
+        count = min(action.count - len(places), max(0, room) // gpus)
+        lend_after_s = pool.spec.lending.lend_after_s if action.reason is Reason.IDLE else float("-inf")
+
+        def rested(page: Page, after_s: float = lend_after_s) -> int:
+            return sum(now_s - since_s >= after_s for since_s in page.idle_since_s)
+
+        nodes = _nodes(state, policy_flavor, gpus, count, owner, now_s, rested)
+        places += [making.Place(node, pool_name, flavor) for node in nodes]
+    return places
+
+
+def _nodes(
+    state: State,
+    policy_flavor: str,
+    gpus: int,
+    count: int,
+    owner: Owner,
+    now_s: float,
+    room: Callable[[Page], int],
+) -> list[str]:
+    """A node for each of up to `count` pods: the fullest that still has room, to keep whole nodes whole."""
+    pages = [
+        page
+        for page in state.books.pages.values()
+        if page.free >= gpus
+        and page.seat.policy_flavor == policy_flavor
+        and page.seat.is_schedulable
+        and not owner.avoids(page.seat.node, now_s)
+    ]
+    chosen: list[str] = []
+    for page in sorted(pages, key=lambda page: (page.free, page.seat.node)):
+        fits = min(count - len(chosen), min(page.free, room(page)) // gpus)
+        chosen += [page.seat.node] * fits
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+async def _all(owner: Owner, action: Action, calls: list[Callable[[], Awaitable[None]]], now_s: float) -> None:
+    """Run the creations; books the first failure with the owner, and raises it if nothing was made."""
+    results = await together(calls)
+    errors = [result for result in results if isinstance(result, SlackwaterError)]
+    if not errors:
+        owner.refusal = owner.refused = ""
+        return
+    first = next((error for error in errors if isinstance(error, PermanentError)), errors[0])
+    if isinstance(first, PermanentError):
+        owner.failed(now_s, str(first))
+        owner.refused = str(first)
+    owner.refusal = str(first)
+    if len(errors) == len(results):
+        raise first
+    logger.warning("started only %d of %d %s: %s", len(results) - len(errors), len(results), action.uid, first)

@@ -1,0 +1,65 @@
+"""Where gateways and keepers are: the URLs of `signals` and `progress`, from specs and from the pods of ours.
+
+Owns the index of those few pods, kept as the pod cache changes, since a look through thousands of pods for each of them
+would cost more than all polls.
+"""
+
+from collections.abc import Iterable
+
+from slackwater_operator.kube.cache import Cache
+from slackwater_operator.kube.types import Key, Object, key_of
+from slackwater_operator.resources import names
+from slackwater_operator.resources.cleaning import CleaningJob
+from slackwater_operator.resources.inference import InferenceDeployment
+
+KINDS = (names.POD_GATEWAY, names.POD_KEEPER)
+
+
+class Endpoints:
+    """The pods of gateways and keepers, by kind and owner."""
+
+    def __init__(self, pods: Cache) -> None:
+        self._pods: dict[tuple[str, Key], dict[Key, Object]] = {}
+        for pod in pods.values():
+            self._see("ADDED", pod)
+        pods.on_change(self._see)
+
+    def gateways(self, services: Iterable[InferenceDeployment]) -> dict[str, list[tuple[str, bool]]]:
+        """(url, whether it is required) of each service's gateways, by Service.name."""
+        found: dict[str, list[tuple[str, bool]]] = {}
+        for service in services:
+            if (url := service.spec.gateway.control_url) is not None:
+                found[service.key] = [(url.rstrip("/"), True)]
+            else:
+                found[service.key] = [*self._urls(names.POD_GATEWAY, service.metadata.namespace, service.metadata.name)]
+        return found
+
+    def keepers(self, jobs: Iterable[CleaningJob]) -> dict[str, str]:
+        """The url of each job's keeper, by CleaningJob.uid; those that have none are not there."""
+        found: dict[str, str] = {}
+        for job in jobs:
+            if (url := job.spec.keeper.url) is not None:
+                found[job.key] = url.rstrip("/")
+            elif urls := [*self._urls(names.POD_KEEPER, job.metadata.namespace, job.metadata.name)]:
+                found[job.key] = min(urls, key=lambda one: (not one[1], one[0]))[0]
+        return found
+
+    def _urls(self, kind: str, namespace: str, owner: str) -> Iterable[tuple[str, bool]]:
+        for pod in self._pods.get((kind, (namespace, owner)), {}).values():
+            status = pod.get("status") or {}
+            address = status.get("podIP")
+            if address and status.get("phase") == "Running":
+                host = f"[{address}]" if ":" in address else address
+                yield f"http://{host}:{names.CONTROL_PORT}", "deletionTimestamp" not in pod["metadata"]
+
+    def _see(self, change: str, pod: Object) -> None:
+        labels = pod["metadata"].get("labels") or {}
+        kind = labels.get(names.LABEL_KIND)
+        if kind not in KINDS:
+            return
+        key = key_of(pod)
+        there = self._pods.setdefault((kind, (key[0], labels.get(names.LABEL_OWNER, ""))), {})
+        if change == "DELETED":
+            there.pop(key, None)
+        else:
+            there[key] = pod

@@ -1,0 +1,240 @@
+"""What only the leader does: ticks of the policy, children, rollouts, statuses, dry runs.
+
+Owns their order and pace, and that one tick that fails does not end the others.  Begun anew each time that leadership
+is won, from what the caches hold; ends when it is cancelled.  Called by `process` through the elector.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import httpx
+
+from slackwater_operator.cluster.kube.cluster import KubeCluster
+from slackwater_operator.core import (
+    Action,
+    BudgetExceeded,
+    Limits,
+    PermanentError,
+    Reason,
+    Snapshot,
+    TemporaryError,
+    Verb,
+)
+from slackwater_operator.kube.client import Kube
+from slackwater_operator.kube.types import JOBS, Key, Object
+from slackwater_operator.loop import Loop, ServiceSpec
+from slackwater_operator.operate.catalog import Catalog
+from slackwater_operator.operate.children import Children, Images
+from slackwater_operator.operate.decisions import tell
+from slackwater_operator.operate.endpoints import Endpoints
+from slackwater_operator.operate.metrics import Books, Metrics
+from slackwater_operator.operate.progress import Keepers
+from slackwater_operator.operate.revisions import CONTROLLER_REVISIONS, Ledger
+from slackwater_operator.operate.rollout import Rollout
+from slackwater_operator.operate.services import limits, service_spec, with_bounds
+from slackwater_operator.operate.settings import Settings
+from slackwater_operator.operate.signals import Gateways
+from slackwater_operator.operate.statuses.conditions import Emit
+from slackwater_operator.operate.statuses.round import Round
+from slackwater_operator.operate.watches import Watches
+
+logger = logging.getLogger(__name__)
+
+FAILURES = 60  # ticks in a row; then the process ends, and another one may do better
+AFTER_FAILURE_S = 1.0
+
+
+class FleetLoop(Loop):
+    """The loop, with limits that people change while it runs."""
+
+    def limit(self, limits: Limits) -> None:
+        """These from the next tick on."""
+        self._limits = limits
+
+    def look(self, now_s: float) -> Snapshot:
+        """What a plan would be made from; nothing is planned."""
+        self.snapshot = self._snapshot(self._cluster.observe(now_s), now_s)
+        return self.snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the process has, and every leader's time uses."""
+
+    kube: Kube
+    watches: Watches
+    catalog: Catalog
+    endpoints: Endpoints
+    settings: Settings
+    metrics: Metrics
+    emit: Emit
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+
+class Leader:
+    """One time of leadership."""
+
+    def __init__(self, means: Means, images: Images, http: httpx.AsyncClient, poked: asyncio.Event) -> None:
+        self._means = means
+        self._poked = poked
+        watches = means.watches
+        self._endpoints = means.endpoints
+        self.gateways = Gateways(http, means.clock, poked.set)
+        self.keepers = Keepers(http, means.clock, poked.set)
+        self._ledger = Ledger(
+            watches.children[JOBS.plural].get, watches.children[CONTROLLER_REVISIONS.plural].get, self._status_of
+        )
+        self.cluster = KubeCluster(
+            means.kube,
+            watches.caches(),
+            self.gateways,
+            self.keepers,
+            self._ledger,
+            wall=means.wall,
+            poke=poked.set,
+            emit=means.emit,
+        )
+        self.loop = FleetLoop(self.cluster, (), Limits())
+        self._children = Children(means.kube, watches.children, images, means.clock)
+        self._rollout = Rollout()
+        self._books = Books(means.metrics)
+        self._round = Round(means.kube, watches, means.catalog, means.emit, means.clock, means.wall)
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Until cancelled; raises what ticks fail with for too long."""
+        self._means.metrics.leader.set(1)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._ticks())
+                group.create_task(self._looks())
+        finally:
+            self._books.end()
+            await asyncio.gather(self.gateways.close(), self.keepers.close(), self.cluster.close())
+
+    # --- ticks --------------------------------------------------------------------------------------
+
+    async def _ticks(self) -> None:
+        settings, clock = self._means.settings, self._means.clock
+        while True:
+            began_s = clock()
+            self._poked.clear()
+            failed = not await self._guarded("tick", self._tick)
+            self._means.metrics.reconcile.observe(clock() - began_s)
+            if failed:
+                await asyncio.sleep(AFTER_FAILURE_S)
+                continue
+            try:
+                async with asyncio.timeout(max(0.0, began_s + settings.tick_s - clock())):
+                    await self._poked.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(max(0.0, began_s + settings.shortest_tick_s - clock()))
+
+    async def _tick(self) -> None:
+        means, now_s = self._means, self._means.clock()
+        means.catalog.look()
+        services = [*means.catalog.services.valid.values()]
+        self._ledger.look(services)
+        await self.gateways.follow(self._endpoints.gateways(services))
+        await self.keepers.follow(self._endpoints.keepers(means.catalog.jobs.valid.values()))
+        drains = self._prepare(now_s)
+        try:
+            taken = await self.loop.tick(now_s)
+        except BudgetExceeded:
+            means.metrics.reconcile_errors.labels("budget").inc()
+            logger.exception("dropped a plan that breaks the budget; please report this with the operator's log")
+            taken = ()
+        tell(means.emit, means.watches, self.loop.snapshot, taken)
+        if drains:
+            for refusal in await self.cluster.apply(drains, now_s):
+                logger.warning("rollout: drain of %s not possible now: %s", refusal.action.uid, refusal.error)
+        await self.cluster.tend(means.clock())
+
+    def _prepare(self, now_s: float) -> tuple[Action, ...]:
+        """Give the loop its services and limits; returns the drains of rollouts."""
+        catalog = self._means.catalog
+        pools = catalog.pools.valid
+        views = {view.name: view for view in self.cluster.services()}
+        specs: list[ServiceSpec] = []
+        drains: list[Action] = []
+        for service in catalog.services.valid.values():
+            spec = service_spec(service, pools)
+            serving = self._ledger.serving(spec.name)
+            if (view := views.get(spec.name)) is not None:
+                step = self._rollout.step(spec, view, serving.name if serving else None, now_s)
+                if step.bounds is not None:
+                    spec = with_bounds(spec, *step.bounds)
+                if step.drain is not None:
+                    drains.append(Action(Verb.DRAIN, step.drain, 1, Reason.LIMIT))
+            specs.append(spec)
+        self._rollout.forget({spec.name for spec in specs})
+        self.loop.serve(specs)
+        self.loop.limit(limits(pools.values()))
+        return tuple(drains)
+
+    # --- what is not urgent -------------------------------------------------------------------------
+
+    async def _looks(self) -> None:
+        while True:
+            await asyncio.sleep(self._means.settings.look_s)
+            await self._guarded("look", self._look)
+
+    async def _look(self) -> None:
+        """Children, statuses, gauges."""
+        if self.loop.snapshot is None:
+            return
+        catalog = self._means.catalog
+        services, jobs = [*catalog.services.valid.values()], [*catalog.jobs.valid.values()]
+        ended = self.cluster.take_reclaims()
+        self._books.reclaims(ended)
+        self._books.services(self.cluster.services())
+        self._books.look(self.loop.snapshot, self.loop.plan, self.loop.accounts, self._means.clock())
+        await self._children.reconcile(services, jobs, self._ledger.choices)
+        await self._round.write(self)
+
+    # --- for the statuses ---------------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> Ledger:
+        """Revisions."""
+        return self._ledger
+
+    @property
+    def children(self) -> Children:
+        """What the operator runs beside engines and workers."""
+        return self._children
+
+    def has_gateway(self, service: str) -> bool:
+        """A gateway of it is followed."""
+        return self.gateways.follows(service)
+
+    def has_keeper(self, job: str) -> bool:
+        """A keeper of it is followed."""
+        return self.keepers.follows(job)
+
+    def _status_of(self, key: Key) -> Object:
+        obj = self._means.watches.services.get(*key)
+        status: Object = (obj or {}).get("status") or {}
+        return status
+
+    async def _guarded(self, what: str, act: Callable[[], Awaitable[None]]) -> bool:
+        """Run it; True if it went well.  One object that nobody thought of must not stop the service of all others."""
+        try:
+            await act()
+        except Exception as error:
+            self._failures += 1
+            self._means.metrics.reconcile_errors.labels(what).inc()
+            if self._failures >= FAILURES:
+                raise
+            if isinstance(error, (TemporaryError, PermanentError)):
+                logger.warning("a %s failed: %s", what, error)
+            else:
+                logger.exception("a %s failed; please report this", what)
+            return False
+        self._failures = 0
+        return True

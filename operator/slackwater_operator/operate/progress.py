@@ -1,0 +1,147 @@
+"""How far each cleaning job is, as its keeper reads it from the ledger: `Progress` for the cluster.
+
+Owns the polls of all keepers and the newest answers.  The contract of the wire is operator/README.md.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from slackwater_operator.cluster.kube.ports import JobProgress, WorkerProgress
+from slackwater_operator.operate.remote import BadAnswer, Outage, words
+
+logger = logging.getLogger(__name__)
+
+BUSY_S = 1.0  # between two polls while workers live: the age of a durable point decides who is evicted
+QUIET_S = 5.0
+TIMEOUT_S = 5.0  # a ledger of many workers on a slow network file system
+COUNTS = ("items_total", "items_done", "items_quarantined", "items_open", "shards_open")
+
+
+class Keeper:
+    """Polls one keeper until `close`."""
+
+    def __init__(
+        self, job: str, url: str, http: httpx.AsyncClient, clock: Callable[[], float], poke: Callable[[], None]
+    ) -> None:
+        self.url = url
+        self.progress: JobProgress | None = None
+        self.workers: dict[str, WorkerProgress] = {}
+        self._job = job
+        self._http = http
+        self._clock = clock
+        self._poke = poke
+        self._outage = Outage(f"keeper of {job} at {url}", "its workers' durable points are not known", clock())
+        self._task = asyncio.create_task(self._poll())
+
+    async def close(self) -> None:
+        """Stop asking."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def verify(self, receipt: Mapping[str, Any]) -> bool | None:
+        """Whether the ledger holds a receipt; None = it cannot be told now."""
+        try:
+            body = {"receipt": dict(receipt)}
+            answer = await self._http.post(f"{self.url}/verify", json=body, timeout=TIMEOUT_S)
+            answer.raise_for_status()
+            holds = answer.json()["holds"]
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:  # no keeper will ever take this one
+                logger.error("keeper of %s refuses a receipt: %s", self._job, words(error))
+                return False
+            return None
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):  # the poll tells people that it does not answer
+            return None
+        return bool(holds)
+
+    async def _poll(self) -> None:
+        while True:
+            try:
+                answer = await self._http.get(f"{self.url}/progress", timeout=TIMEOUT_S)
+                answer.raise_for_status()
+                self._take(answer)
+            except (httpx.HTTPError, BadAnswer) as error:
+                await asyncio.sleep(self._outage.failed(error, self._clock()))
+            else:
+                self._outage.answered(self._clock())
+                await asyncio.sleep(BUSY_S if self.workers else QUIET_S)
+
+    def _take(self, answer: httpx.Response) -> None:
+        before = self.progress
+        self.progress, self.workers = read_progress(answer.content, self._clock())
+        if before is None or before.shards_open != self.progress.shards_open:
+            self._poke()
+
+
+def read_progress(body: bytes, now_s: float) -> tuple[JobProgress, dict[str, WorkerProgress]]:
+    """A keeper's answer: the job, and its living workers by name.  Raises BadAnswer."""
+    try:
+        fields: Any = json.loads(body)
+        counts = {name: None if fields.get(name) is None else int(fields[name]) for name in COUNTS}
+        audio = fields.get("audio_s")
+        workers = {
+            str(name): WorkerProgress(
+                durable_s=None if worker.get("durable_age_s") is None else now_s - float(worker["durable_age_s"]),
+                items=int(worker.get("items") or 0),
+                shard=None if worker.get("shard") is None else str(worker["shard"]),
+            )
+            for name, worker in fields.get("workers", {}).items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadAnswer(f"not the progress of a keeper ({error}): {body[:80]!r}") from None
+    return JobProgress(now_s, audio_s=None if audio is None else float(audio), **counts), workers
+
+
+class Keepers:
+    """Polls every keeper that it follows.  One event loop; all methods are called on it."""
+
+    def __init__(self, http: httpx.AsyncClient, clock: Callable[[], float], poke: Callable[[], None]) -> None:
+        self._http = http
+        self._clock = clock
+        self._poke = poke
+        self._keepers: dict[str, Keeper] = {}
+
+    async def follow(self, wanted: Mapping[str, str]) -> None:
+        """The keeper of each job from now on, by its url; what one said stands until another one speaks."""
+        for job in [*self._keepers]:
+            if job not in wanted:
+                await self._keepers.pop(job).close()
+        for job, url in wanted.items():
+            present = self._keepers.get(job)
+            if present is not None and present.url == url:
+                continue
+            keeper = Keeper(job, url, self._http, self._clock, self._poke)
+            if present is not None:
+                await present.close()
+                keeper.progress, keeper.workers = present.progress, present.workers
+            self._keepers[job] = keeper
+
+    async def close(self) -> None:
+        """Stop following."""
+        await self.follow({})
+
+    def follows(self, job: str) -> bool:
+        """There is a keeper of it."""
+        return job in self._keepers
+
+    # --- `Progress` ---------------------------------------------------------------------------------
+
+    def job(self, uid: str) -> JobProgress | None:
+        """The newest answer of that job's keeper."""
+        keeper = self._keepers.get(uid)
+        return keeper.progress if keeper else None
+
+    def worker(self, uid: str, name: str) -> WorkerProgress | None:
+        """A living worker of that job."""
+        keeper = self._keepers.get(uid)
+        return keeper.workers.get(name) if keeper else None
+
+    async def verify(self, uid: str, receipt: Mapping[str, Any]) -> bool | None:
+        """Whether that job's ledger holds a receipt; None = not to be told now, or there is no keeper."""
+        keeper = self._keepers.get(uid)
+        return await keeper.verify(receipt) if keeper else None

@@ -1,0 +1,142 @@
+"""Status of InferenceDeployments."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slackwater_operator.cluster.kube.ports import ReplicaView, ServiceView
+from slackwater_operator.core import Load, Phase
+from slackwater_operator.kube.types import Object
+from slackwater_operator.operate.revisions import Choice, Gate
+from slackwater_operator.operate.statuses.conditions import Emit, conditions
+from slackwater_operator.resources.base import duration
+from slackwater_operator.resources.inference import InferenceDeployment
+from slackwater_operator.resources.names import INFERENCE_DEPLOYMENT, LABEL_KIND, LABEL_OWNER, POD_INFERENCE
+
+SLOW = ("leadTime",)
+PANIC_RATIO = 1.2  # of the short mean to the long one
+ACTIVE = (Phase.STARTING, Phase.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of one service now.
+
+    missing: its pools that are not there.   has_gateway: one was found, or is somebody else's.
+    late: a Reclaim for it that exceeded its deadline lately, "" = none.   releasing: GPUs are on their way to it.
+    """
+
+    view: ServiceView | None
+    load: Load | None
+    desired: int
+    choice: Choice | None
+    missing: Sequence[str]
+    has_gateway: bool
+    late: str
+    releasing: bool
+    trouble: str = ""  # of a child that could not be made
+
+
+def service_status(
+    obj: Object, service: InferenceDeployment | None, refused: str, seen: Seen, now: str, emit: Emit
+) -> Object:
+    """How a service stands.  service None: it was refused, for that reason."""
+    status: Object = {"observedGeneration": obj["metadata"].get("generation") or 0}
+    if service is None:
+        reasons = {"Accepted": ("SpecRefused", refused), "Ready": ("NotAccepted", refused)}
+        return status | {"conditions": conditions(INFERENCE_DEPLOYMENT, obj, reasons, now, emit)}
+    replicas = seen.view.replicas if seen.view else ()
+    ready = sum(replica.is_ready for replica in replicas)
+    status |= {
+        "replicas": len(replicas),
+        "readyReplicas": ready,
+        "desiredReplicas": seen.desired,
+        "selector": f"{LABEL_KIND}={POD_INFERENCE},{LABEL_OWNER}={service.metadata.name}",
+        "mode": mode(seen.load),
+    }
+    if seen.choice is not None and seen.choice.serving is not None:
+        status["servingRevision"] = seen.choice.serving.name
+    if seen.view is not None and seen.view.lead_s:
+        status["leadTime"] = duration(round(seen.view.lead_s, 1))
+    accepted = _accepted(service, seen)
+    reasons = {
+        "Accepted": accepted,
+        "Ready": ("NotAccepted", accepted[1])
+        if accepted[0] != "Accepted" and not ready
+        else _ready(service, seen, ready),
+        "SignalsFresh": _signals(seen),
+        "NeedMet": _need(seen, replicas),
+        "RevisionGated": _gate(seen.choice),
+        "ReclaimsInTime": ("ReclaimDeadlineExceeded", seen.late) if seen.late else ("ReclaimsInTime", ""),
+    }
+    return status | {"conditions": conditions(INFERENCE_DEPLOYMENT, obj, reasons, now, emit)}
+
+
+def mode(load: Load | None) -> str:
+    """How the policy follows the traffic now."""
+    if load is None or load.stale:
+        return "Hold"
+    return "Panic" if load.panic_slots > PANIC_RATIO * max(load.stable_slots, 1.0) else "Stable"
+
+
+def _accepted(service: InferenceDeployment, seen: Seen) -> tuple[str, str]:
+    if len(seen.missing) == len(service.spec.pools):
+        return "PoolMissing", f"no CapacityPool {', '.join(seen.missing)} with one of its flavors is there"
+    if seen.view is not None and seen.view.refused:
+        return "TemplateRefused", seen.view.refused
+    if seen.trouble:
+        return "TemplateRefused", seen.trouble
+    return "Accepted", f"without {', '.join(seen.missing)}, which is not there" if seen.missing else ""
+
+
+def _ready(service: InferenceDeployment, seen: Seen, ready: int) -> tuple[str, str]:
+    replicas = seen.view.replicas if seen.view else ()
+    if ready:
+        objective_s = service.spec.autoscaling.objective.ttfa_p95_s
+        if objective_s is None:
+            return "Serving", f"{ready} of {len(replicas)} replicas serve"
+        first_audio_s = seen.load.first_audio_p95_s if seen.load else None
+        if first_audio_s is not None and first_audio_s > objective_s:
+            said = f"first audio p95 is {first_audio_s:.2f} s, wanted are {objective_s:g} s"
+            return "ObjectiveMissed", said
+        return "ServingWithinObjective", f"{ready} of {len(replicas)} replicas serve"
+    if replicas:
+        return "ReplicasStarting", f"{len(replicas)} replicas start"
+    if seen.desired == 0:
+        return "ScaledToZero", "no replica is wanted"
+    why = seen.view.refusal if seen.view else ""
+    return "NoReplicas", why or f"{seen.desired} replicas are wanted, none is there"
+
+
+def _signals(seen: Seen) -> tuple[str, str]:
+    if seen.load is not None and not seen.load.stale:
+        return "SignalsFresh", ""
+    if not seen.has_gateway:
+        return "GatewayStarting", seen.trouble or "no gateway is up yet"
+    if seen.load is None or math.isinf(seen.load.age_s):
+        return "SignalsStale", "the gateway has not answered yet; nothing shrinks, and only minReplicas are kept"
+    # Without the age, which would be another message each second.
+    return "SignalsStale", "the gateway does not answer; nothing shrinks, grows or is evicted for it"
+
+
+def _need(seen: Seen, replicas: Sequence[ReplicaView]) -> tuple[str, str]:
+    active = sum(replica.phase in ACTIVE for replica in replicas)
+    if active >= seen.desired:
+        return "NeedMet", ""
+    if seen.releasing:
+        return "ReclaimUnderWay", f"{seen.desired - active} more are wanted, and GPUs are on their way"
+    why = f": {seen.view.refusal}" if seen.view and seen.view.refusal else ""
+    return "UnmetNeed", f"{seen.desired} replicas are wanted, {active} are there{why}"
+
+
+def _gate(choice: Choice | None) -> tuple[str, str]:
+    if choice is None or choice.gate is Gate.NONE:
+        return "NoGate", ""
+    match choice.gate:
+        case Gate.PASSED:
+            return "GatePassed", f"revision {choice.current.name} serves"
+        case Gate.FAILED:
+            still = f"; {choice.serving.name} still serves" if choice.serving else ""
+            return "GateFailed", f"revision {choice.current.name} did not pass: {choice.said}{still}"
+    still = f"; {choice.serving.name} serves until then" if choice.serving else "; nothing serves until then"
+    return "GateRunning", f"revision {choice.current.name} is at its gate{still}"
