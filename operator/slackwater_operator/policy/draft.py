@@ -48,11 +48,18 @@ class Draft:
         self.actions: list[Action] = []
         self.conditions: set[Condition] = set()
         self.chosen: set[str] = set()  # uids that are evicted by this plan
+        self._by_owner: dict[tuple[Kind, str], list[Workload]] = {}
+        for workload in snapshot.workloads:
+            self._by_owner.setdefault((workload.kind, workload.owner), []).append(workload)
         leaving = [w for w in snapshot.workloads if w.phase is Phase.LEAVING]
         hung = [w for w in leaving if is_hung(w, snapshot)]
         self.evictions_left = max(0, snapshot.limits.max_parallel - (len(leaving) - len(hung)))
         self._unreplaced = self._hung_without_substitute(leaving, hung)
         self._kept = self._floor_workers()
+
+    def owned(self, kind: Kind, owner: str) -> list[Workload]:
+        """The workloads of a service or a job, in the snapshot's order."""
+        return self._by_owner.get((kind, owner), [])
 
     def act(self, verb: Verb, uid: str, reason: Reason, count: int = 1, beneficiary: str = "") -> None:
         """Add one action."""
@@ -112,11 +119,8 @@ class Draft:
                 continue
             workers = [
                 workload
-                for workload in self.snapshot.workloads
-                if workload.kind is Kind.CLEANING
-                and workload.owner == job.uid
-                and workload.phase in ACTIVE
-                and workload.node in self.pool.nodes
+                for workload in self.owned(Kind.CLEANING, job.uid)
+                if workload.phase in ACTIVE and workload.node in self.pool.nodes
             ]
             # A worker that may not be evicted anyway is the first to fill the floor.
             workers.sort(key=lambda worker: (worker.preemptible, *victim_order_dearest(worker, self.snapshot.now_s)))

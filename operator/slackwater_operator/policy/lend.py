@@ -6,6 +6,7 @@ Called by `planner` last, so that everything more important has taken its share.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from slackwater_operator.core import CleaningJob, Condition, Kind, Phase, Reason, Verb
 from slackwater_operator.policy.draft import ACTIVE, Draft
@@ -40,21 +41,22 @@ def lend(draft: Draft, services: Sequence[Serving]) -> None:
     Nothing is lent on flavors of a service whose signals are stale.
     """
     stale = {v.flavor for serving in services if serving.service.load.stale for v in serving.service.variants}
-    jobs = [_appetite(draft, job, services) for job in sorted(draft.snapshot.jobs, key=lambda job: job.uid)]
+    kept: dict[float, dict[str, int]] = {}  # by how long a worker takes until something is durable
+    jobs = [_appetite(draft, job, services, kept) for job in sorted(draft.snapshot.jobs, key=lambda job: job.uid)]
     for wish in jobs:
         while wish.room and wish.workers + wish.floor < wish.job.min_workers and _place_floor(draft, wish.job, stale):
             wish.floor += 1
             wish.room -= 1
-    hungry = [wish for wish in jobs if wish.room]
+    hungry = [(wish.share(), wish) for wish in jobs if wish.room]  # a share ends in the uid, so no two are equal
+    heapify(hungry)
     while hungry:
-        wish = min(hungry, key=Appetite.share)
+        wish = heappop(hungry)[1]
         if not _place_idle(draft, wish, stale):
-            hungry.remove(wish)
             continue
         wish.idle += 1
         wish.room -= 1
-        if not wish.room:
-            hungry.remove(wish)
+        if wish.room:
+            heappush(hungry, (wish.share(), wish))
     for wish in jobs:
         if wish.floor:
             draft.act(Verb.START, wish.job.uid, Reason.FLOOR, wish.floor)
@@ -65,18 +67,24 @@ def lend(draft: Draft, services: Sequence[Serving]) -> None:
         draft.conditions.add(Condition.NO_WORK)
 
 
-def _appetite(draft: Draft, job: CleaningJob, services: Sequence[Serving]) -> Appetite:
+def _appetite(
+    draft: Draft, job: CleaningJob, services: Sequence[Serving], known: dict[float, dict[str, int]]
+) -> Appetite:
     """What a job has and could take; workers that only begin have not claimed their unit yet."""
-    mine = [w for w in draft.snapshot.workloads if w.kind is Kind.CLEANING and w.owner == job.uid]
+    mine = draft.owned(Kind.CLEANING, job.uid)
     pending = [w for w in mine if w.phase is Phase.PENDING]
     workers = len(pending) + sum(w.phase in ACTIVE and w.uid not in draft.chosen for w in mine)
     unclaimed = job.open_units - len(pending) - sum(w.phase is Phase.STARTING for w in mine)
     for worker in pending:  # it goes to a GPU that is free now, or waits for one
         draft.pool.take_free(worker.flavor, worker.gpus)
-    kept: dict[str, int] = {}
-    for serving in services:
-        for flavor, gpus in serving.expected_gpus(job.start_s + job.checkpoint_s).items():
-            kept[flavor] = kept.get(flavor, 0) + gpus
+        known.clear()  # less is free now
+    until_s = job.start_s + job.checkpoint_s
+    kept = known.get(until_s)
+    if kept is None:
+        kept = known[until_s] = {}
+        for serving in services:
+            for flavor, gpus in serving.expected_gpus(until_s).items():
+                kept[flavor] = kept.get(flavor, 0) + gpus
     return Appetite(job, workers, max(0, min(job.max_workers - workers, unclaimed)), kept)
 
 

@@ -84,12 +84,10 @@ def _leave_lost_nodes(draft: Draft) -> None:
 def _keep_limits(draft: Draft) -> None:
     """Evict the cheapest workers of a job that has more than its maximum."""
     for job in sorted(draft.snapshot.jobs, key=lambda job: job.uid):
-        workers = [
-            w
-            for w in draft.snapshot.workloads
-            if w.kind is Kind.CLEANING and w.owner == job.uid and w.phase in ACTIVE and w.uid not in draft.chosen
-        ]
+        workers = [w for w in draft.owned(Kind.CLEANING, job.uid) if w.phase in ACTIVE and w.uid not in draft.chosen]
         excess = len(workers) - job.max_workers
+        if excess <= 0:
+            continue
         able = sorted((w for w in workers if w.preemptible), key=lambda w: victim_order(w, draft.snapshot.now_s))
-        for worker in able[: min(max(0, excess), draft.evictions_left)]:
+        for worker in able[: min(excess, draft.evictions_left)]:
             draft.evict(worker, Reason.LIMIT)

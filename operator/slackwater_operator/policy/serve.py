@@ -57,7 +57,7 @@ class Serving:
         self._draft = draft
         self._variants = sorted(service.variants, key=lambda variant: (-variant.preference, variant.uid))
         self._of_flavor = {variant.flavor: variant for variant in reversed(self._variants)}
-        mine = [w for w in draft.snapshot.workloads if w.kind is Kind.INFERENCE and w.owner == service.name]
+        mine = draft.owned(Kind.INFERENCE, service.name)
         placed = [w for w in mine if w.phase in ACTIVE]
         self.staying = sorted((w for w in placed if w.node in draft.pool.nodes), key=self._drain_order)
         self.displaced = sorted((w for w in placed if w.node not in draft.pool.nodes), key=self._drain_order)
