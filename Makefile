@@ -54,7 +54,7 @@ bench:  ## measure: make bench NAME=demo writes tests/bench/results/demo.json
 	@.setup/recordings "$(RECORDINGS)"
 	$(BIN)/python tests/bench/run.py $(NAME) $(ARGS)
 
-crds:  ## write the schemas that are generated from the pydantic models
+crds:  ## write the custom resources and schemas that are generated from the pydantic models
 	@.setup/setup dev
 	$(BIN)/python -m slackwater_operator.schemas
 

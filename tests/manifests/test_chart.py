@@ -1,6 +1,8 @@
 """The chart gives what the kustomizations give, and its values do what they say."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def test_the_default_values_give_what_kustomize_gives() -> None:
 
     del theirs["Namespace", "", "slackwater-system"]  # the release's namespace is not of the chart
     for thing in ours.values():  # what only Helm needs
-        if thing["kind"] == "CustomResourceDefinition":
+        if thing["kind"] in ("CustomResourceDefinition", "Namespace"):
             assert thing["metadata"].get("annotations", {}).pop("helm.sh/resource-policy") == "keep"
             if not thing["metadata"]["annotations"]:
                 del thing["metadata"]["annotations"]
@@ -72,6 +74,16 @@ def test_the_release_may_stand_in_any_namespace_and_manage_any() -> None:
     assert "slackwater-system" not in yaml.safe_dump(list(objects.values()))
 
 
+def test_what_people_have_made_outlives_the_release() -> None:
+    kept = {
+        kind
+        for (kind, _, _), thing in rendered().items()
+        if thing["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"
+    }
+
+    assert kept == {"CustomResourceDefinition", "Namespace"}
+
+
 @pytest.mark.parametrize(
     ("values", "kinds"),
     [
@@ -106,3 +118,36 @@ def test_a_template_that_is_not_understood_is_refused(tmp_path: Path, template: 
 
     with pytest.raises(ValueError, match=r"not understood|without its"):
         gotemplate.render(tmp_path, {}, namespace="n")
+
+
+HELM = shutil.which("helm")
+
+
+@pytest.mark.skipif(HELM is None, reason="no helm here")
+@pytest.mark.parametrize(
+    ("namespace", "values"),
+    [
+        pytest.param("slackwater-system", {"monitoring": {"enabled": True}}, id="everything"),
+        pytest.param(
+            "gpu",
+            {
+                "namespaces": {"create": False, "inference": ["a", "b"], "workers": []},
+                "imagePullSecrets": [{"name": "mine"}],
+                "image": {"tag": "7"},
+                "crds": {"install": False},
+            },
+            id="other namespaces",
+        ),
+    ],
+)
+def test_helm_renders_what_our_own_reader_renders(tmp_path: Path, namespace: str, values: dict[str, Any]) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    command = [str(HELM), "template", "slackwater", str(CHART), "--namespace", namespace, "--kube-version", "1.36.3"]
+
+    done = subprocess.run(
+        [*command, "--values", str(tmp_path / "values.yaml")], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    theirs = [thing for thing in yaml.load_all(done.stdout, kustomize.LOADER) if thing]
+    assert by_name(theirs) == rendered(namespace, **values)

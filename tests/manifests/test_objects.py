@@ -192,3 +192,11 @@ def test_a_kustomization_field_that_is_not_understood_is_refused(tmp_path: Path)
 
     with pytest.raises(ValueError, match="namePrefix is not understood here"):
         kustomize.render(tmp_path)
+
+
+def test_a_quota_admits_the_operators_priority_where_a_cluster_asks_for_one() -> None:
+    quota = of("ResourceQuota")["critical-pods"]["spec"]
+
+    [expression] = quota["scopeSelector"]["matchExpressions"]
+    assert expression["values"] == [operator_pod()["priorityClassName"]]
+    assert int(quota["hard"]["pods"]) > 2 * of("Deployment")["slackwater-operator"]["spec"]["replicas"]  # while rolling

@@ -12,7 +12,6 @@ MANIFESTS = Path(__file__).parents[2] / "manifests"
 DEFAULT = kustomize.render(MANIFESTS / "overlays/default")
 ROLES = [thing for thing in DEFAULT if thing["kind"] in ("Role", "ClusterRole")]
 BINDINGS = [thing for thing in DEFAULT if thing["kind"] in ("RoleBinding", "ClusterRoleBinding")]
-OPERATORS = [role for role in ROLES if role["metadata"]["name"].startswith("slackwater-operator")]
 
 
 def name_of(thing: Object) -> str:
@@ -89,7 +88,7 @@ def test_only_the_operator_may_record_a_reclaim() -> None:
     assert recorders == {"slackwater-operator"}
 
 
-def test_statuses_are_written_by_the_operator_alone() -> None:
+def test_statuses_are_written_by_our_controllers_alone() -> None:
     writers = {
         name_of(role)
         for role in ROLES
@@ -97,18 +96,17 @@ def test_statuses_are_written_by_the_operator_alone() -> None:
         if resource.endswith("/status") and verb == "patch"
     }
 
-    assert writers == {"slackwater-operator", "slackwater-operator-namespace"}
+    assert writers == {"slackwater-operator", "slackwater-operator-namespace", "slackwater-slurm"}
+    assert ("slackwater.dev", "cleaningjobs/status", "patch") in set(rights(role("slackwater-slurm")))
 
 
-def test_every_binding_gives_a_role_of_ours_to_the_operator() -> None:
+def test_every_binding_gives_a_role_of_ours_to_whom_it_is_made_for() -> None:
     for binding in BINDINGS:
-        assert binding["roleRef"]["name"] in {name_of(role) for role in OPERATORS}
         [subject] = binding["subjects"]
-        assert (subject["kind"], subject["namespace"], subject["name"]) == (
-            "ServiceAccount",
-            "slackwater-system",
-            "slackwater-operator",
-        )
+        assert (subject["kind"], subject["namespace"]) == ("ServiceAccount", "slackwater-system")
+        assert subject["name"] in ("slackwater-operator", "slackwater-slurm")
+        assert binding["roleRef"]["name"].startswith(subject["name"])
+        assert binding["roleRef"]["name"] in {name_of(role) for role in ROLES}
 
 
 def test_people_get_our_kinds_through_the_roles_that_they_have() -> None:

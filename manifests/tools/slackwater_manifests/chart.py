@@ -51,7 +51,7 @@ def files(manifests: Path, version: str) -> dict[str, str]:
         "files/dashboard.json": (monitoring / "dashboard.json").read_text(),
         "files/rules.yaml": (monitoring / "rules.yaml").read_text(),
         "templates/NOTES.txt": NOTES,
-        "templates/crds.yaml": _when(".Values.crds.install", "crd", _crds(kustomize.render(manifests / "crd"))),
+        "templates/crds.yaml": _when(".Values.crds.install", "crd", _dump(_kept(kustomize.render(manifests / "crd")))),
         "templates/operator.yaml": HEAD.format(source="operator") + _operator(operator),
         "templates/inference.yaml": _rooms("inference", kustomize.render(manifests / "inference")),
         "templates/workers.yaml": _rooms("workers", kustomize.render(manifests / "workers")),
@@ -108,10 +108,11 @@ def _operator(objects: list[Object]) -> str:
     return _dump([one for one in objects if one["kind"] != "Namespace"])
 
 
-def _crds(objects: list[Object]) -> str:
+def _kept(objects: list[Object]) -> list[Object]:
+    """They outlive the release: with them would go what people have made."""
     for one in objects:
         one["metadata"].setdefault("annotations", {})["helm.sh/resource-policy"] = "keep"
-    return _dump(objects)
+    return objects
 
 
 def _monitoring(objects: list[Object]) -> str:
@@ -131,7 +132,7 @@ def _rooms(room: str, objects: list[Object]) -> str:
         HEAD.format(source=room)
         + f"{{{{- range .Values.namespaces.{room} }}}}\n"
         + "{{- if $.Values.namespaces.create }}\n"
-        + _dump(namespaces, room=name)
+        + _dump(_kept(namespaces), room=name)
         + "{{- end }}\n"
         + _dump(rest, room=name)
         + "{{- end }}\n"

@@ -107,7 +107,7 @@ CONDITIONS: Final[Mapping[str, Mapping[str, Reasons]]] = {
             "KilledAtDeadline": FALSE,
             "NotVerified": UNKNOWN,
         },
-        "Answered": {"Answered": TRUE, "NotADryRun": UNKNOWN, "CannotAnswer": FALSE},
+        "Answered": {"Answered": TRUE, "CannotAnswer": FALSE},
     },
 }
 """Kind -> condition type -> reason -> status."""
@@ -118,13 +118,9 @@ class EventReason(StrEnum):
 
     REFUSED = "SpecRefused"
     RECLAIM_STARTED = "ReclaimStarted"
-    RECLAIM_FINISHED = "ReclaimFinished"
-    RECLAIM_CANCELLED = "ReclaimCancelled"
     RECLAIM_DEADLINE_EXCEEDED = "ReclaimDeadlineExceeded"
-    WORKER_CHECKPOINTED = "WorkerCheckpointed"
     WORK_LOST = "WorkLost"
     LENT = "Lent"
-    RETURNED = "Returned"
     REPLICA_STARTED = "ReplicaStarted"
     REPLICA_DRAINING = "ReplicaDraining"
     DRAIN_CANCELLED = "DrainCancelled"

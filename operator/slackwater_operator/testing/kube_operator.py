@@ -97,7 +97,8 @@ class Mortal(Kube):
 
     async def create(self, resource: Resource, body: Mapping[str, Any], **rest: Any) -> Object:
         made = await super().create(resource, body, **rest)
-        self.after(resource.plural, made["metadata"]["name"])
+        if not rest.get("dry_run"):
+            self.after(resource.plural, made["metadata"]["name"])
         return made
 
     async def merge(self, resource: Resource, name: str, patch: Mapping[str, Any], *args: Any, **rest: Any) -> Object:
@@ -113,6 +114,12 @@ class Mortal(Kube):
     async def delete(self, resource: Resource, name: str, *args: Any, **rest: Any) -> None:
         await super().delete(resource, name, *args, **rest)
         self.after(resource.plural, name)
+
+    async def raw(self, method: str, path: str, *args: Any, **rest: Any) -> bytes:
+        answer = await super().raw(method, path, *args, **rest)
+        if method != "GET":
+            self.after("raw", path)
+        return answer
 
 
 class Part:

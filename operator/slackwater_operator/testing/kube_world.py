@@ -90,6 +90,10 @@ class World(Part):
         }
         self.fake.put(PODS, body)
 
+    def rival(self) -> None:
+        """A pod of somebody else that waits for a GPU of the same nodes, with nothing that we could do for it."""
+        self.training_pod("rival", priorityClassName="")
+
     # --- what happens -------------------------------------------------------------------------------
 
     async def settle(self) -> None:
