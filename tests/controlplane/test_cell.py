@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from slackwater_controlplane import netns
-from slackwater_controlplane.node.cell import Cell, CellError, Mounts
+from slackwater_controlplane.node.cell import Cell, CellError, Mounts, remove_cgroups
 
-pytestmark = [
-    pytest.mark.controlplane,
-    pytest.mark.skipif(netns.why_not() is not None, reason=netns.why_not() or "can"),
-]
+WHY_NOT = netns.why_not()
+pytestmark = [pytest.mark.controlplane, pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")]
 CGROUP = f"slackwater-cell-test-{os.getpid()}"
 
 
@@ -78,6 +76,8 @@ def test_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     owner.stdout.close()
 
     assert until(lambda: not is_running(f"sleep\0{mark}"))
+    remove_cgroups(f"{CGROUP}-killed")  # an empty one stays, which who looks for stale runs removes
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/{CGROUP}-killed"))
 
 
 def test_shows_its_mounts_inside_only(tmp_path: Path) -> None:

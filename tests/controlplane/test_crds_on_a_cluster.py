@@ -15,6 +15,7 @@ from slackwater_operator.resources import KINDS, names, parse
 from slackwater_operator.resources.conditions import complete
 from slackwater_operator.resources.reclaim import MAX_VICTIMS
 from slackwater_operator.testing.admission import Admission
+from slackwater_operator.testing.odd import FULL, odd_objects
 from slackwater_operator.testing.resources import (
     BAD,
     GOOD,
@@ -32,6 +33,8 @@ ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "manifests/crd" / f"{kind.plural}.yaml" for kind in names.KINDS]
 SAMPLES = ROOT / "manifests/samples/kubernetes"
 MODELS = {model.names.kind: model for model in KINDS}
+SEED = 7
+NUM_CHANGES = 100  # of each object
 
 pytestmark = pytest.mark.controlplane
 
@@ -105,6 +108,21 @@ def test_a_good_object_is_stored_with_the_defaults_of_the_models(admin: Admin, c
     assert ours.spec == theirs.spec  # type: ignore[attr-defined]
     definition = yaml.safe_load((ROOT / f"manifests/crd/{MODELS[kind].names.plural}.yaml").read_text())
     assert stored["spec"] == Admission(definition).admitted(case.obj)["spec"]
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_the_server_and_our_offline_judge_agree_on_every_field(admin: Admin, name: str) -> None:
+    obj = FULL[name]
+    door = Admission(yaml.safe_load((ROOT / f"manifests/crd/{MODELS[obj['kind']].names.plural}.yaml").read_text()))
+
+    for change, odd in odd_objects(obj, NUM_CHANGES, SEED):
+        try:
+            tried(admin, odd)
+            said = ""
+        except ApiError as error:
+            said = str(error)
+        ours = door.refusals(odd)
+        assert bool(said) == bool(ours), f"{change}: the server {said or 'takes it'}; we {ours or 'take it'}"
 
 
 def test_the_samples_are_taken(admin: Admin, place: str) -> None:

@@ -11,10 +11,8 @@ import pytest
 from slackwater_controlplane import netns
 from slackwater_controlplane.netns import NetworkNamespace
 
-pytestmark = [
-    pytest.mark.controlplane,
-    pytest.mark.skipif(netns.why_not() is not None, reason=netns.why_not() or "can"),
-]
+WHY_NOT = netns.why_not()
+pytestmark = [pytest.mark.controlplane, pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")]
 GREET = """
 import socket, sys
 server = socket.create_server((sys.argv[1], 4000))

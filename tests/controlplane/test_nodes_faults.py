@@ -64,6 +64,31 @@ def test_an_unhealthy_gpu_leaves_the_allocatable_ones(node_cluster: NodeCluster)
     admin.wait_for("nodes", "rtx5090-0", lambda one: one["status"]["allocatable"]["nvidia.com/gpu"] == "8")
 
 
+def test_a_node_that_lost_power_comes_back_without_its_pods_and_with_free_gpus(
+    node_cluster: NodeCluster, node_namespace: str
+) -> None:
+    node = node_cluster.nodes["rtx5090-0"]
+    admin = node_cluster.admin
+    admin.create(pod("before", namespace=node_namespace, gpus=8, node="rtx5090-0"))
+    admin.wait_for("pods", "before", runs, node_namespace)
+
+    processes = node.processes()
+    node.stop()
+    # kubelet, containerd, plug-in, a shim, the pod's two containers, and the one that started them.
+    assert len(processes) >= 7
+    assert not [process for process in processes if process.is_alive]
+
+    node.start()
+    found = admin.wait_for("pods", "before", lambda one: one["status"]["phase"] == "Failed", node_namespace)
+    admin.create(pod("after", namespace=node_namespace, gpus=8, node="rtx5090-0"))
+    admin.wait_for("pods", "after", runs, node_namespace)
+
+    # Not 137: nobody saw how the container ended.
+    ended = container_state(found)["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (255, "Unknown")
+    assert set(node.devices.holders().values()) == {(node_namespace, "after")}
+
+
 OWNER = """
 import os, sys, time
 from pathlib import Path

@@ -1,6 +1,7 @@
 """Kubernetes' own preemption on real nodes: a worker told to go ends its work before the new pod starts."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -44,9 +45,12 @@ def test_a_cleaning_pod_flushes_and_the_inference_pod_gets_its_gpus(
     admin.create(worker)
     admin.wait_for("pods", "cleaning", runs, node_namespace)
 
-    admin.create(pod("replica", namespace=node_namespace, gpus=8, selector=H200, priority_class=high))
-    replica = admin.wait_for("pods", "replica", runs, node_namespace)
-    logs = node_cluster.kubectl("logs", "cleaning", "-n", node_namespace).stdout.splitlines()
+    with ThreadPoolExecutor(1) as pool:
+        # Followed from the start: the kubelet removes a deleted pod's container with its log.
+        following = pool.submit(node_cluster.kubectl, "logs", "--follow", "cleaning", "-n", node_namespace)
+        admin.create(pod("replica", namespace=node_namespace, gpus=8, selector=H200, priority_class=high))
+        replica = admin.wait_for("pods", "replica", runs, node_namespace)
+        logs = following.result().stdout.splitlines()
     victim = admin.get("pods", "cleaning", node_namespace)
     admin.patch("pods", "cleaning", {"metadata": {"finalizers": None}}, node_namespace)
 

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import sys
 import tarfile
 from pathlib import Path
 
-from slackwater_controlplane.oci import Image, tree_layer, write_image
+from slackwater_controlplane.oci import Image, is_static, tree_layer, write_image
 
 
 def blob(archive: tarfile.TarFile, digest: str) -> bytes:
@@ -49,3 +50,11 @@ def test_the_same_tree_gives_the_same_image(tmp_path: Path) -> None:
         images.append(write_image(Image("slackwater.test/same:1"), tree_layer(root), tmp_path / f"{name}.tar"))
 
     assert images[0].read_bytes() == images[1].read_bytes()
+
+
+def test_tells_a_program_that_needs_no_libraries(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\n")
+
+    assert not is_static(script)
+    assert not is_static(Path(sys.executable))

@@ -30,6 +30,8 @@ GROUPS = ("system:serviceaccounts", f"system:serviceaccounts:{names.OPERATOR_NAM
 FLEET = "fleet"
 SLOTS = 8
 PLURALS = [f"{kind.plural}.{names.GROUP}" for kind in names.KINDS]
+SAFE_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+SAFE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 Object = dict[str, Any]
 
 
@@ -262,6 +264,64 @@ def test_the_standby_writes_nothing_and_nobody_lists_once_things_are_steady(rig:
             assert [event.uri for event in by_standby if event.resource != "leases"] == []
             by_leader = [f"{event.verb} {event.uri}" for event in writes if event.resource != "leases"]
             assert len(by_leader) <= 4, by_leader
+
+
+def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes_and_leads_no_longer(rig: Rig) -> None:
+    rig.add_fleet()
+    with rig.operator("one") as one:
+        wait_until(one.leads, 60, all_words(one))
+        with rig.operator("two") as two:
+            wait_until(lambda: rig.bound("cleaning") == 7, 60, all_words(one, two))
+            wait_until(lambda: two.health()[0] == 200, 60, all_words(two))
+            one.freeze()
+            rig.gateway.say(in_flight=3 * SLOTS, arrivals_total=3 * SLOTS)
+            wait_until(two.leads, 30, all_words(two))
+            wait_until(lambda: rig.bound("inference") == 3, 30, all_words(two))
+            since = rig.plane.audit_position()
+
+            one.thaw()
+            time.sleep(5)
+
+            by_one = [event for event in rig.plane.audit(since) if "(one_" in event.user_agent]
+            writes = [event.uri for event in by_one if event.verb not in ("get", "list", "watch")]
+            # An Event that was queued before may still come: it is about what was so.
+            assert [uri for uri in writes if "/leases" not in uri and "/events" not in uri] == []
+            assert two.leads()
+            wait_until(lambda: not one.leads(), 20, all_words(one))
+            assert rig.bound("inference") == 3
+
+
+def test_children_are_made_once_as_the_server_and_restricted_pod_security_want_them(rig: Rig) -> None:
+    level = "pod-security.kubernetes.io/enforce"
+    rig.admin.patch("namespaces", FLEET, {"metadata": {"labels": {level: "restricted"}}})
+    rig.kwok.add_nodes(1)
+    gate = {"template": {"spec": {"containers": [{"name": "gate", "image": "gate:1"}], "securityContext": SAFE_POD}}}
+    gate["template"]["spec"]["containers"][0]["securityContext"] = SAFE
+    rig.admin.create(a_pool())
+    rig.admin.create(a_service(namespace=FLEET, minReplicas=0, revisionGate=gate))
+    rig.admin.create(a_job(namespace=FLEET, ledger={"claimName": "ledger"}))
+    try:
+        with rig.operator("one") as one:
+            wait_until(lambda: len(rig.admin.list("jobs.batch", FLEET)) == 1, 60, all_words(one))
+            wait_until(lambda: len(rig.pods("gateway")) == 1 and len(rig.pods("keeper")) == 1, 60, all_words(one))
+            wait_until(lambda: len(rig.pods("gate")) == 1, 60, all_words(one))
+            time.sleep(3)
+            since = rig.plane.audit_position()
+            time.sleep(8)
+
+            asked = [event for event in rig.plane.audit(since) if event.user == ACCOUNT]
+            kinds = ("deployments", "services", "jobs", "controllerrevisions")
+            assert [event.uri for event in asked if event.resource in kinds and event.verb != "watch"] == []
+            assert len(rig.admin.list("services", FLEET)) == 3
+            (record,) = rig.admin.list("controllerrevisions.apps", FLEET)
+            assert record["data"]["template"]["spec"]["containers"][0]["name"] == "engine"
+            service = rig.service()
+            assert rig.condition(service, "RevisionGated")["reason"] == "GateRunning"
+
+            rig.admin.delete("inferencedeployments.slackwater.dev", "tts", FLEET)
+            rig.admin.wait_gone("deployments.apps", "tts-gateway", FLEET)  # by its owner's end
+    finally:
+        rig.admin.patch("namespaces", FLEET, {"metadata": {"labels": {level: None}}})
 
 
 def test_kopf_leaves_no_trace_on_any_object(rig: Rig) -> None:

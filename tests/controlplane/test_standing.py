@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slackwater_controlplane import build, leftovers
+from slackwater_controlplane.netns import NAMESPACES
 from slackwater_controlplane.processes import await_end
 from slackwater_controlplane.standing import Standing, Wanted
 
@@ -22,11 +23,12 @@ def cache(controlplane_programs: build.Programs, tmp_path: Path) -> Path:
     if (reason := controlplane_programs.why_not("control-plane", "kwok")) is not None:
         pytest.skip(reason)
     (tmp_path / "cache/controlplane").mkdir(parents=True)
-    for program in controlplane_programs.select(("control-plane", "kwok")):
-        folder = controlplane_programs.path(program.name).parent
-        link = tmp_path / "cache/controlplane" / folder.name
-        if not link.exists():
-            link.symlink_to(folder)
+    for program in controlplane_programs.select(()):
+        if not controlplane_programs.missing(program.name):
+            folder = controlplane_programs.path(program.name).parent
+            link = tmp_path / "cache/controlplane" / folder.name
+            if not link.exists():
+                link.symlink_to(folder)
     return tmp_path / "cache"
 
 
@@ -85,6 +87,33 @@ def test_down_ends_the_rest_of_a_cluster_whose_process_was_killed(run: Run, cach
     assert status.returncode == 1
     assert down.stdout == "ended\n"
     assert await_end([process for _, process in record.processes], 0.0)
+    assert not record.folder.exists()
+
+
+@pytest.mark.long
+def test_down_ends_real_nodes_too_whose_owner_was_killed(
+    run: Run, cache: Path, controlplane_programs: build.Programs
+) -> None:
+    from slackwater_controlplane.node.cluster import why_not
+
+    if (reason := why_not(controlplane_programs)) is not None:
+        pytest.skip(reason)
+    up = run("up", "--nodes", "2")
+    state = Standing(cache).state()
+    assert state is not None, up.stderr
+    (record,) = leftovers.records(leftovers.runs_folder(cache))
+    network = f"slackwater-{state.url.split('.')[2]}-{state.owner.pid}-"
+    before = [path.name for path in NAMESPACES.glob(f"{network}*")]
+
+    state.owner.send(signal.SIGKILL)
+    assert await_end([state.owner], 5.0)
+    down = run("down")
+
+    assert "8 x NVIDIA-H200" in up.stdout
+    assert "kubectl run hello" in up.stdout
+    assert len(before) == 1
+    assert down.stdout == "ended\n"
+    assert not list(NAMESPACES.glob(f"{network}*"))
     assert not record.folder.exists()
 
 

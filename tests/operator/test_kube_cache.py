@@ -162,7 +162,7 @@ async def test_bookmarks_move_the_place_to_go_on_from() -> None:
         await until(lambda: fake.watching)
         fake.put(NODES, {"metadata": {"name": "n1"}})
         fake.bookmark()
-        await until(lambda: noted.cache._version == str(fake.store.version))
+        await until(lambda: noted.cache._at == fake.store.version)
         fake.compact()
         fake.cut_watches()
         await until(lambda: noted.cache.watches == 2 and fake.watching)
@@ -294,6 +294,56 @@ async def test_what_is_remembered_outlives_a_list_that_is_older_but_not_one_that
         await until(lambda: noted.cache.lists == 2 and "ghost" not in noted.names)
 
         assert noted.names == ["ahead"]
+
+
+async def test_an_own_write_is_known_while_the_list_is_on_its_way() -> None:
+    async with FakeKube() as fake, fake.kube() as kube, running(kube) as noted:
+        fake.put(PODS, pod("a"))
+        await until(lambda: noted.names == ["a"] and fake.watching)
+        fake.hang("list", "pods")
+        fake.fail("watch", "pods", code=410, reason="Expired")
+        fake.cut_watches()
+        await until(lambda: noted.cache.lists == 2)
+
+        noted.cache.remember(await kube.create(PODS, pod("b"), manager="test"))
+        at_once = noted.names
+        fake.release()
+        await until(lambda: fake.watching)
+
+        assert at_once == ["a", "b"]
+        assert noted.names == ["a", "b"]
+        assert noted.told == [("ADDED", "a"), ("ADDED", "b")]
+
+
+async def test_a_server_that_went_back_to_a_backup_is_believed() -> None:
+    async with FakeKube() as fake, fake.kube() as kube, running(kube) as noted:
+        fake.put(PODS, pod("a"))
+        fake.update(PODS, "a", {"spec": {"nodeName": "later"}}, "data")
+        fake.put(PODS, pod("b"))
+        await until(lambda: noted.names == ["a", "b"] and fake.watching)
+        fake.store.version = 500
+        fake.store.history.clear()
+        fake.remove(PODS, "b", "data")
+        fake.update(PODS, "a", {"spec": {"nodeName": "earlier"}}, "data")
+        fake.fail("watch", "pods", code=504, reason="Timeout", message="Too large resource version: 1003, current: 502")
+        fake.cut_watches()
+        await until(lambda: noted.cache.lists == 2 and fake.watching)
+
+        found = noted.cache.get("data", "a")
+        assert found is not None
+        assert found["spec"]["nodeName"] == "earlier"
+        assert noted.names == ["a"]
+
+
+async def test_a_version_that_the_server_can_never_bear_is_given_up() -> None:
+    async with FakeKube() as fake, fake.kube(limits=Limits(tries=1)) as kube, running(kube) as noted:
+        await until(lambda: fake.watching)
+        fake.fail("watch", "pods", code=500, message="decoding failed", times=6)
+        fake.cut_watches()
+        fake.put(PODS, pod("a"))
+        await until(lambda: noted.names == ["a"])
+
+        assert noted.cache.lists == 2
 
 
 async def test_only_what_the_selectors_mean_is_remembered() -> None:

@@ -1,8 +1,8 @@
-"""The Kubernetes client: verbs, errors that speak, and what is sent twice."""
+"""The Kubernetes client: verbs, watches and errors that speak."""
 
 import asyncio
 import json
-import random
+from pathlib import Path
 
 import pytest
 
@@ -11,20 +11,20 @@ from slackwater_operator.kube.client import Kube
 from slackwater_operator.kube.connection import Connection
 from slackwater_operator.kube.errors import (
     AlreadyExists,
+    Call,
     Conflict,
     Forbidden,
     Gone,
     Invalid,
     KubePermanent,
     NotFound,
-    TooManyRequests,
     Unauthorized,
     Unreachable,
+    from_answer,
 )
 from slackwater_operator.kube.transport import Limits
 from slackwater_operator.kube.types import DEPLOYMENTS, NODES, PODS, Object, Resource, custom
 from slackwater_operator.testing.kube import FakeKube
-from slackwater_operator.testing.kube_clock import MovedClock
 
 
 def pod(name: str = "a", namespace: str = "serving", **labels: str) -> Object:
@@ -32,10 +32,6 @@ def pod(name: str = "a", namespace: str = "serving", **labels: str) -> Object:
         "metadata": {"name": name, "namespace": namespace, "labels": labels},
         "spec": {"containers": [{"name": "engine", "resources": {"limits": {"cpu": "0.5"}}}]},
     }
-
-
-async def instantly(seconds: float) -> None:
-    await asyncio.sleep(0)
 
 
 async def test_an_object_is_made_read_changed_and_deleted() -> None:
@@ -108,95 +104,6 @@ async def test_an_invalid_object_is_told_with_its_fields() -> None:
     assert caught.value.causes == ("spec.gpus: must be positive",)
 
 
-async def test_a_throttled_call_waits_as_long_as_the_server_asks() -> None:
-    clock = MovedClock()
-    async with FakeKube() as fake, fake.kube(clock=clock, sleep=clock.sleep) as kube:
-        fake.fail("create", "pods", code=429, reason="TooManyRequests", retry_after=3)
-
-        task = asyncio.create_task(kube.create(PODS, pod(), manager="test"))
-        while not clock.sleeping:
-            await asyncio.sleep(0.001)
-        await clock.advance(2.9)
-        before = task.done()
-        await clock.advance(0.2)
-        made = await task
-
-        assert not before
-        assert made["metadata"]["name"] == "a"
-        assert kube.counts["create", "pods"] == 2
-
-
-@pytest.mark.parametrize("code", [429, 503])
-async def test_tries_end_within_their_bound_and_the_error_keeps_the_delay(code: int) -> None:
-    async with FakeKube() as fake, fake.kube(sleep=instantly) as kube:
-        fake.fail("get", "nodes", code=code, retry_after=2, times=99)
-
-        with pytest.raises((TooManyRequests, Unreachable)) as caught:
-            await kube.get(NODES, "n1")
-
-        assert caught.value.delay_s == 2.0
-        assert kube.counts["get", "nodes"] == 5
-
-        slow = Limits(retry_within_s=1.0)
-        async with fake.kube(sleep=instantly, limits=slow) as hasty:
-            with pytest.raises((TooManyRequests, Unreachable)):
-                await hasty.get(NODES, "n1")
-            assert hasty.counts["get", "nodes"] == 1
-
-
-async def test_a_create_whose_answer_is_lost_is_read_back() -> None:
-    async with FakeKube() as fake, fake.kube(sleep=instantly) as kube:
-        fake.lose("create", "pods")
-
-        made = await kube.create(PODS, pod(), manager="test")
-
-        assert made["metadata"]["uid"] == fake.objects(PODS)[0]["metadata"]["uid"]
-        assert [seen.verb for seen in fake.requests] == ["create", "create", "get"]
-
-
-async def test_another_ones_object_is_not_taken_for_ours_after_a_lost_answer() -> None:
-    async with FakeKube() as fake, fake.kube(sleep=instantly) as kube:
-        fake.put(PODS, pod(app="someone-else's"))
-        fake.drop("create", "pods")
-
-        with pytest.raises(AlreadyExists):
-            await kube.create(PODS, pod(app="ours"), manager="test")
-
-
-async def test_a_create_is_not_repeated_if_no_name_can_tell_whether_it_was_done() -> None:
-    async with FakeKube() as fake, fake.kube(sleep=instantly) as kube:
-        fake.lose("create", "pods")
-
-        with pytest.raises(Unreachable) as caught:
-            await kube.create(
-                PODS, {"metadata": {"generateName": "w-", "namespace": "data"}, "spec": {}}, manager="test"
-            )
-
-        assert caught.value.unknown
-        assert len(fake.objects(PODS)) == 1
-
-
-async def test_a_delete_by_uid_may_lose_its_answer() -> None:
-    async with FakeKube() as fake, fake.kube(sleep=instantly) as kube:
-        uid = fake.put(PODS, pod())["metadata"]["uid"]
-        fake.lose("delete", "pods")
-
-        await kube.delete(PODS, "a", "serving", uid=uid)
-
-        assert kube.counts["delete", "pods"] == 2
-
-
-async def test_a_delete_without_uid_is_not_repeated() -> None:
-    async with FakeKube() as fake, fake.kube(sleep=instantly) as kube:
-        fake.put(PODS, pod())
-        fake.lose("delete", "pods")
-
-        with pytest.raises(Unreachable):
-            await kube.delete(PODS, "a", "serving")
-
-        assert kube.counts["delete", "pods"] == 1
-
-
 async def test_deleting_one_that_was_replaced_says_that_it_is_gone() -> None:
     async with FakeKube() as fake, fake.kube() as kube:
         fake.put(PODS, pod())
@@ -205,33 +112,6 @@ async def test_deleting_one_that_was_replaced_says_that_it_is_gone() -> None:
             await kube.delete(PODS, "a", "serving", uid="another")
 
         assert len(fake.objects(PODS)) == 1
-
-
-async def test_a_lost_merge_is_sent_again_but_not_one_with_a_precondition() -> None:
-    async with FakeKube() as fake, fake.kube(sleep=instantly) as kube:
-        version = fake.put(PODS, pod())["metadata"]["resourceVersion"]
-        fake.lose("merge", "pods")
-        await kube.merge(PODS, "a", {"metadata": {"labels": {"x": "1"}}}, "serving", manager="test")
-        fake.drop("merge", "pods")
-
-        with pytest.raises(Unreachable):
-            await kube.merge(PODS, "a", {"metadata": {"resourceVersion": version}}, "serving", manager="test")
-
-        assert kube.counts["merge", "pods"] == 3
-
-
-async def test_a_replace_of_an_old_version_is_a_conflict_and_is_never_sent_twice() -> None:
-    async with FakeKube() as fake, fake.kube(sleep=instantly) as kube:
-        old = fake.put(PODS, pod())
-        fake.update(PODS, "a", {"metadata": {"labels": {"x": "1"}}}, "serving")
-
-        with pytest.raises(Conflict, match="the object has been modified"):
-            await kube.replace(PODS, old, manager="test")
-        fake.lose("replace", "pods")
-        with pytest.raises(Unreachable):
-            await kube.replace(PODS, await kube.get(PODS, "a", "serving"), manager="test")
-
-        assert kube.counts["replace", "pods"] == 2
 
 
 async def test_applying_less_removes_and_another_managers_field_is_a_conflict() -> None:
@@ -282,25 +162,27 @@ async def test_the_hook_before_a_write_can_stop_it() -> None:
         assert len(fake.objects(PODS)) == 1
 
 
-async def test_no_server_is_said_as_such_and_surely_did_nothing() -> None:
-    async with Kube(Connection("http://127.0.0.1:1"), sleep=instantly, rng=random.Random(1)) as kube:
-        with pytest.raises(Unreachable, match=r"get Node n1: no answer from http://127\.0\.0\.1:1") as caught:
-            await kube.get(NODES, "n1")
+async def test_an_answer_from_something_else_is_told_as_such() -> None:
+    page = b"<html>502 Bad Gateway</html>"
 
-    assert not caught.value.unknown
-    assert kube.counts["get", "nodes"] == 5
+    error = from_answer(Call("get", "Pod a/b"), 502, page)
+
+    assert isinstance(error, Unreachable)
+    assert str(error) == "get Pod a/b: <html>502 Bad Gateway</html> (502)"
 
 
-async def test_a_silent_server_is_given_up_on() -> None:
-    async with FakeKube() as fake:
-        limits = Limits(silence_s=0.05, tries=2)
-        async with fake.kube(limits=limits, sleep=instantly) as kube:
-            fake.hang("get", "nodes", times=2)
+def test_a_pretended_server_in_a_thread_serves_programs_that_are_not_asynchronous(tmp_path: Path) -> None:
+    with FakeKube.in_thread() as fake:
+        fake.add_node("n1")
+        config = fake.write_kubeconfig(tmp_path / "config", "serving")
 
-            with pytest.raises(Unreachable, match=r"[Tt]imeout"):
-                await kube.get(NODES, "n1")
+        async def read() -> list[Object]:
+            async with Kube(Connection.from_kubeconfig(config)) as kube:
+                return (await kube.list(NODES))[0]
 
-            assert kube.counts["get", "nodes"] == 2
+        found = asyncio.run(read())
+
+    assert [node["metadata"]["name"] for node in found] == ["n1"]
 
 
 async def test_a_watch_brings_changes_and_ends_quietly() -> None:

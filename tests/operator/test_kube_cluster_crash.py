@@ -16,9 +16,10 @@ from slackwater_operator.testing.kube_world import World
 from slackwater_operator.traffic import Window
 
 NEED = 3  # replicas
-ROUNDS = 16
+ROUNDS = 10
 SLOTS = 64
-WRITES = 11  # a Reclaim and its end; a replica, its promise and a victim's end for each of three GPUs
+WRITES = 8  # a Reclaim and its end; a victim's end and a replica for each of three GPUs
+CONTESTED_WRITES = 14  # and for each of them a promise and a binding
 
 
 def new_loop(world: World, variant: str) -> Loop:
@@ -26,7 +27,7 @@ def new_loop(world: World, variant: str) -> Loop:
     return Loop(world.cluster, [spec], Limits(max_parallel=64))
 
 
-async def play(*, before: int | None = None, after: int | None = None) -> World:
+async def play(*, rival: bool, before: int | None = None, after: int | None = None) -> World:
     """Two nodes of four GPUs full of cleaning, then traffic for three replicas; returns the world as it ended."""
     async with World() as world:
         world.pool(lending={"lendAfter": "0s"})
@@ -34,6 +35,8 @@ async def play(*, before: int | None = None, after: int | None = None) -> World:
         variant = world.service(minReplicas=1, maxReplicas=8)
         job = world.job()
         await world.fill(job, 8)
+        if rival:
+            world.rival()
         world.forget_writes()
         world.crash_before, world.crash_after = before, after
         loop = new_loop(world, variant)
@@ -51,7 +54,6 @@ async def play(*, before: int | None = None, after: int | None = None) -> World:
             assert world.over_allocated() == []
             for uid in world.leaving():
                 world.finish(uid, 75)
-            world.bind_waiting()
             world.run_all()
             assert world.over_allocated() == []
         await world.settle()
@@ -72,27 +74,50 @@ def assert_ended_well(world: World) -> None:
     assert len(world.pods(names.POD_CLEANING)) == 8 - NEED
 
 
-async def test_an_undisturbed_run_takes_exactly_what_it_needs() -> None:
-    world = await play()
+@pytest.mark.parametrize(("rival", "writes"), [(False, WRITES), (True, CONTESTED_WRITES)])
+async def test_an_undisturbed_run_takes_exactly_what_it_needs(rival: bool, writes: int) -> None:
+    world = await play(rival=rival)
 
     assert_ended_well(world)
-    assert len(world.writes) == WRITES
+    assert len(world.writes) == writes
     assert {reclaim["status"]["phase"] for reclaim in world.reclaims()} == {"Serving"}
 
 
-@pytest.mark.parametrize("before", range(WRITES))
-async def test_killed_before_a_write_the_next_operator_ends_in_the_same_place(before: int) -> None:
-    world = await play(before=before)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("rival", "number"),
+    [*((False, number) for number in range(WRITES)), *((True, number) for number in range(CONTESTED_WRITES))],
+)
+async def test_killed_at_any_write_the_next_operator_ends_in_the_same_place(
+    rival: bool, number: int, when: str
+) -> None:
+    world = await play(rival=rival, **{when: number})
 
     assert world.crashed
     assert_ended_well(world)
     assert {reclaim["status"]["phase"] for reclaim in world.reclaims()} == {"Serving"}
 
 
-@pytest.mark.parametrize("after", range(WRITES))
-async def test_killed_when_a_write_was_carried_out_the_next_operator_ends_in_the_same_place(after: int) -> None:
-    world = await play(after=after)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("number", range(3))
+async def test_killed_while_filling_idle_gpus_no_gpu_goes_to_two(number: int, when: str) -> None:
+    async with World() as world:
+        world.pool()
+        world.nodes(1, gpus=4)
+        world.job(maxWorkers=3)
+        setattr(world, f"crash_{when}", number)
+        loop = Loop(world.cluster, [], Limits())
+        for _ in range(3):
+            world.clock.now_s += 1.0
+            await world.settle()
+            try:
+                await loop.tick(world.clock())
+                await world.cluster.tend(world.clock())
+            except Crash:
+                await world.restart()
+                loop = Loop(world.cluster, [], Limits())
+            world.run_all()
+            assert world.over_allocated() == []
 
-    assert world.crashed
-    assert_ended_well(world)
-    assert {reclaim["status"]["phase"] for reclaim in world.reclaims()} == {"Serving"}
+        assert world.crashed
+        assert len(world.pods(names.POD_CLEANING)) == 3

@@ -15,12 +15,18 @@ from slackwater_operator.testing.kube_world import World, by_uid, phases
 RECEIPT = json.dumps({"path": "/ledger/part/h0/1", "size_bytes": 9, "sha256": "ab" * 32, "unit": "u", "items": 7})
 
 
-async def full_node(world: World, gpus: int = 8, **service: Any) -> tuple[str, list[str]]:
-    """A node on which cleaning holds every GPU; returns the variant that may want them, and the workers."""
+async def full_node(world: World, gpus: int = 8, *, rival: bool = False, **service: Any) -> tuple[str, list[str]]:
+    """A node on which cleaning holds every GPU; returns the variant that may want them, and the workers.
+
+    rival: somebody else's pod waits for a GPU of the node too.
+    """
     world.pool()
     world.nodes(1, gpus=gpus)
     variant = world.service(**service)
-    return variant, await world.fill(world.job(), gpus)
+    workers = await world.fill(world.job(), gpus)
+    if rival:
+        world.rival()
+    return variant, workers
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -34,7 +40,7 @@ async def test_takes_back_exactly_as_many_as_it_was_asked_for(count: int) -> Non
         assert refusals == ()
         assert world.leaving() == workers[:count]
         assert phases(seen, Kind.CLEANING) == [Phase.LEAVING] * count + [Phase.RUNNING] * (8 - count)
-        assert len(world.pods(names.POD_INFERENCE)) == count
+        assert world.pods(names.POD_INFERENCE) == []
 
 
 async def test_one_reclaim_is_written_first_and_names_all_victims() -> None:
@@ -53,9 +59,9 @@ async def test_one_reclaim_is_written_first_and_names_all_victims() -> None:
         ]
 
 
-async def test_a_replica_waits_for_its_victim_s_gpu_on_that_node_alone_and_hidden() -> None:
+async def test_where_a_rival_waits_a_replica_waits_for_its_victim_s_gpu_on_that_node_alone_and_hidden() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await full_node(world, rival=True)
         await world.evict(workers[:1], variant)
 
         hidden = await world.observe()
@@ -70,15 +76,30 @@ async def test_a_replica_waits_for_its_victim_s_gpu_on_that_node_alone_and_hidde
         assert phases(hidden, Kind.INFERENCE) == []
 
 
-async def test_the_gpu_is_given_on_only_when_it_is_seen_free_and_then_to_the_replica_that_waits() -> None:
+async def test_the_gpu_is_given_on_only_when_it_is_seen_free() -> None:
     async with World() as world:
         variant, workers = await full_node(world)
+        await world.evict(workers[:1], variant)
+
+        early = await world.start(variant, 1, Reason.TRAFFIC)
+        world.finish(workers[0])
+        freed = await world.observe()
+        late = await world.start(variant, 1, Reason.TRAFFIC)
+
+        assert (len(early), late) == (1, ())
+        assert len(freed.nodes[0].idle_since_s) == 1
+        assert world.over_allocated() == []
+
+
+async def test_a_replica_that_waits_gets_the_gpu_the_moment_that_it_is_free_and_nobody_else_does() -> None:
+    async with World() as world:
+        variant, workers = await full_node(world, rival=True)
         await world.evict(workers[:1], variant)
         world.finish(workers[0])
 
         freed = await world.observe()
         refused = await world.start("default/clean")
-        world.bind_waiting()
+        await world.tend()
         world.run_all()
         served = await world.observe()
 
@@ -98,15 +119,14 @@ async def test_a_take_back_costs_few_writes_and_its_record_tells_all() -> None:
         world.clock.now_s += 0.5
         for worker in workers:
             world.finish(worker, 75, RECEIPT)
-        await world.observe()
-        world.bind_waiting()
+        await world.start(variant, 8, Reason.TRAFFIC)
         world.run_all()
 
         await world.tend(0.25)
 
         reclaim = parse(Reclaim, world.reclaims()[0])
         [view] = world.cluster.take_reclaims()
-        assert len(world.writes) <= 4 * len(workers)
+        assert len(world.writes) == 2 * len(workers) + 2
         assert (reclaim.status.phase, reclaim.status.took, reclaim.status.lost_s) == ("Serving", "0.5s", 0.0)
         assert {(one.outcome, one.verified, one.durable_unit) for one in reclaim.status.victims} == {
             ("Checkpointed", True, 7)
@@ -152,15 +172,14 @@ async def test_a_victim_is_lossless_only_when_the_keeper_has_found_its_receipt(
 
 async def test_a_victim_that_hangs_is_replaced_and_nobody_waits_for_its_gpu_any_more() -> None:
     async with World() as world:
-        variant, workers = await full_node(world, gpus=2)
+        variant, workers = await full_node(world, gpus=2, rival=True)
         await world.evict(workers[:1], variant)
         [first] = world.pods(names.POD_INFERENCE)
         await world.tend(9.0)
 
         refusals = await world.evict(workers[1:], variant, Reason.RETARGET)
         world.finish(workers[1])
-        await world.observe()
-        world.bind_waiting()
+        await world.tend()
 
         [second] = world.pods(names.POD_INFERENCE)
         assert refusals == ()
@@ -175,14 +194,16 @@ async def test_a_late_victim_is_said_once_and_forced_out_only_where_no_kubelet_c
         for _ in range(3):
             await world.tend(16.0)
         there = world.pods(names.POD_CLEANING)
+        [late] = world.reclaims()
         world.fake.update(NODES, "n1", {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
 
         await world.tend(1.0)
 
-        [reclaim] = world.reclaims()
+        [in_time] = late["status"]["conditions"]
+        assert (in_time["status"], in_time["message"]) == ("False", f"still there: {workers[0]}")
         assert workers[0] in there
         assert workers[0] not in world.pods(names.POD_CLEANING)
-        assert world.events.count((reclaim["metadata"]["name"], "ReclaimDeadlineExceeded")) == 1
+        assert world.events.count((late["metadata"]["name"], "ReclaimDeadlineExceeded")) == 1
 
 
 async def test_pods_of_a_node_that_is_gone_are_removed() -> None:
@@ -210,7 +231,7 @@ async def test_nobody_is_sent_away_for_a_pod_that_the_server_refuses() -> None:
         assert "exceeded quota" in str(again[0].error)
         assert world.leaving() == []
         assert phases(seen, Kind.CLEANING) == [Phase.RUNNING] * 8
-        assert [one["status"]["phase"] for one in world.reclaims()] == ["Cancelled"]
+        assert world.reclaims() == []
 
 
 async def test_an_eviction_of_who_leaves_already_or_is_gone_is_refused() -> None:
@@ -255,11 +276,12 @@ async def test_a_delete_that_failed_is_sent_again() -> None:
         assert (before, world.leaving()) == ([], workers[:1])
 
 
-async def test_a_replica_that_nobody_binds_is_made_anew_by_hand() -> None:
+async def test_a_replica_that_cannot_be_bound_gives_its_gpu_back() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await full_node(world, rival=True)
         await world.evict(workers[:1], variant)
         world.finish(workers[0])
+        world.fake.fail("create", "pods", code=500, times=99)
         await world.tend()
 
         await world.tend(6.0)
@@ -273,7 +295,6 @@ async def test_a_service_that_is_gone_spares_the_victims_that_were_not_told() ->
     async with World() as world:
         variant, workers = await full_node(world)
         world.fake.fail("delete", "pods", code=500, times=99)
-        world.fake.fail("create", "pods", code=503, times=99, retry_after=1)
         await world.evict(workers[:2], variant)
         world.fake.release()
         world.fake.remove(SERVICES, "tts", "default")
@@ -292,6 +313,7 @@ async def test_a_larger_victim_makes_room_for_one_replica_and_leaves_the_rest_fr
         world.nodes(1, gpus=4)
         variant = world.service()
         workers = await world.fill(world.job(gpusPerWorker=4), 1)
+        world.rival()
 
         await world.evict(workers, variant)
         world.finish(workers[0])
@@ -304,7 +326,7 @@ async def test_a_larger_victim_makes_room_for_one_replica_and_leaves_the_rest_fr
 async def test_two_victims_make_room_for_one_replica_of_two_gpus() -> None:
     async with World() as world:
         variant, workers = await full_node(
-            world, gpus=4, variants=[{"flavor": "h200", "slotsPerReplica": 64, "gpus": 2}]
+            world, gpus=4, rival=True, variants=[{"flavor": "h200", "slotsPerReplica": 64, "gpus": 2}]
         )
 
         await world.evict(workers[:2], variant)
@@ -319,7 +341,7 @@ async def test_two_victims_make_room_for_one_replica_of_two_gpus() -> None:
 
 async def test_no_more_replicas_wait_than_the_service_may_have() -> None:
     async with World() as world:
-        variant, workers = await full_node(world, maxReplicas=2)
+        variant, workers = await full_node(world, rival=True, maxReplicas=2)
 
         await world.evict(workers[:4], variant)
 
@@ -328,8 +350,7 @@ async def test_no_more_replicas_wait_than_the_service_may_have() -> None:
 
 async def test_where_somebody_else_waits_for_gpus_a_victim_goes_only_after_its_gpu_is_promised() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
-        world.training_pod()
+        variant, workers = await full_node(world, rival=True)
         world.writes.clear()
 
         await world.evict(workers[:3], variant)
@@ -369,7 +390,7 @@ async def test_a_preemption_ends_a_job_that_says_so(policy: str, said: str) -> N
 
 async def test_usage_counts_each_gpu_once() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await full_node(world, rival=True)
         await world.evict(workers[:2], variant)
         world.finish(workers[0])
         world.finish(workers[5], 1)

@@ -403,12 +403,15 @@ async def test_a_suspended_job_wants_no_workers() -> None:
         assert [(job.min_workers, job.max_workers, job.open_units) for job in seen.jobs] == [(0, 0, 0)]
 
 
-async def test_a_waiting_training_pod_is_seen_once_the_scheduler_could_not_help_it() -> None:
+async def test_a_waiting_training_pod_is_seen_after_a_moment_if_the_scheduler_cannot_help_it() -> None:
     async with World() as world:
         world.pool()
         world.nodes(1, gpus=2)
         await world.fill(world.job(), 2)
         world.training_pod()
+        world.training_pod("helped", preemptionPolicy="PreemptLowerPriority")
+        world.training_pod("elsewhere", nodeSelector={"zone": "west"})
+        world.training_pod("gated", schedulingGates=[{"name": "quota"}])
 
         at_once = await world.observe()
         world.clock.now_s += 2

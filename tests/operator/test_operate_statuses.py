@@ -270,6 +270,9 @@ def test_a_flavor_counts_the_nodes_that_it_selects() -> None:
     assert reasons(status) == {"Ready": "NodesFound"}
 
 
+EVENTS = Events()
+
+
 class Clock:
     """A clock that a test moves."""
 
@@ -285,9 +288,10 @@ async def writing() -> AsyncIterator[tuple[FakeKube, Cache, StatusWriter, Clock]
         fake.put(JOBS, a_job())
         cache, clock = Cache(kube, JOBS), Clock()
         task = asyncio.create_task(cache.run())
+        EVENTS.clear()
         await cache.synced.wait()
         try:
-            yield fake, cache, StatusWriter(kube, clock), clock
+            yield fake, cache, StatusWriter(kube, clock, EVENTS), clock
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -295,7 +299,7 @@ async def writing() -> AsyncIterator[tuple[FakeKube, Cache, StatusWriter, Clock]
 
 async def write(writer: StatusWriter, cache: Cache, status: Object, slow: tuple[str, ...] = ()) -> None:
     (obj,) = cache.values()
-    writer.want(cache, obj, status, slow)
+    writer.want(cache, obj, status, slow, [(obj, "Normal", f"Lost{status['lost']}", "", "")])
     await writer.flush()
 
 
@@ -315,6 +319,7 @@ async def test_only_a_change_is_written_and_at_most_once_a_second() -> None:
         await write(writer, cache, {"lost": 1})
         assert writes(fake) == 2
         assert fake.objects(JOBS)[0]["status"] == {"lost": 1}
+        assert EVENTS == [("Normal", "Lost0"), ("Normal", "Lost1")]  # each with the write that it belongs to
 
 
 async def test_what_always_changes_is_written_seldom_and_with_every_other_change() -> None:

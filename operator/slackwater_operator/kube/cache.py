@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, ValuesView
 from slackwater_operator.core import PermanentError
 from slackwater_operator.kube.backoff import Backoff
 from slackwater_operator.kube.client import Kube
-from slackwater_operator.kube.errors import KUBE_ERRORS, Gone
+from slackwater_operator.kube.errors import KUBE_ERRORS, Gone, error_code
 from slackwater_operator.kube.selectors import matches
 from slackwater_operator.kube.trim import Keep, lean
 from slackwater_operator.kube.types import Key, Object, Resource, key_of, uid_of, version_of
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 OnChange = Callable[[str, Object], None]  # ("ADDED" | "MODIFIED" | "DELETED", object)
 
 _BRIEF_S = 1.0  # a watch that ends sooner, and empty, is a server in trouble: wait before the next one
+_GIVE_UP = 5  # refusals of one version in a row
 _LONG_S = 10.0  # a watch that breaks after this had been a good one
 _REMEMBER_S = 60.0  # an answer that no watch has confirmed by then is not believed any longer
 
@@ -64,7 +65,8 @@ class Cache:
         self._backoff = Backoff(first_s=0.2, max_s=10.0, rng=rng or random.Random())
         self._objects: dict[Key, Object] = {}
         self._ahead: dict[Key, float] = {}  # remembered, and not yet seen by the watch: since when
-        self._version = ""  # all changes up to it are in; "" before the first list
+        self._version = ""  # where the next watch goes on; "": list first
+        self._at = 0  # all changes up to this version are in
         self._alive_s = clock()
         self._callbacks: list[OnChange] = []
 
@@ -100,15 +102,13 @@ class Cache:
         """
         if self._namespace is not None and key_of(obj)[0] != self._namespace:
             return
-        version = version_of(obj)
         known = self._objects.get(key_of(obj))
-        newest = max(version_of(known) if known else 0, self._at)
-        if version <= newest or not self._version:
-            return  # the watch has passed it, or the first list is yet to come and will have it
+        if version_of(obj) <= max(version_of(known) if known else 0, self._at):
+            return  # the watch has passed it
         if not matches(obj, self._labels, self._fields):
             return
-        self._ahead[key_of(obj)] = self._clock()
         self._store(self._keep(obj))
+        self._ahead[key_of(obj)] = self._clock()
 
     async def run(self) -> None:
         """List, watch, and again.  Ends only when it is cancelled."""
@@ -133,15 +133,13 @@ class Cache:
                 why = str(error)
                 if self._clock() - began_s >= _LONG_S:
                     self._backoff.reset()
+                if error_code(error) in (400, 500) and self._backoff.tries % _GIVE_UP == _GIVE_UP - 1:
+                    self._version = ""  # it answers, and always so: perhaps this version is what it cannot bear
             delay_s = self._backoff.next_s()
             # One line for each trouble, not one for each try.
             level = logging.WARNING if self._backoff.tries == 2 else logging.DEBUG
             logger.log(level, "watching again resource=%s delay_s=%.1f: %s", self.resource.plural, delay_s, why)
             await self._sleep(delay_s)
-
-    @property
-    def _at(self) -> int:
-        return int(self._version) if self._version.isdigit() else 0
 
     async def _list(self) -> None:
         """Fill the copy, and tell what differs from what it held."""
@@ -159,12 +157,13 @@ class Cache:
         listed = int(version) if version.isdigit() else 0
         for key, obj in list(self._objects.items()):
             since_s = self._ahead.get(key)
-            unseen = since_s is not None and version_of(obj) > listed and now_s - since_s < _REMEMBER_S
-            if key not in found and not unseen:
+            if since_s is not None and version_of(obj) > listed and now_s - since_s < _REMEMBER_S:
+                found.pop(key, None)  # an answer newer than the list: the watch will bring what came of it
+            elif key not in found:
                 self._drop(key, obj)
         for obj in found.values():
-            self._store(obj)
-        self._version = version
+            self._store(obj, listed)
+        self._version, self._at = version, listed
         self.synced.set()
         self._settle()
 
@@ -186,7 +185,7 @@ class Cache:
                     busy = True
                     self._backoff.reset()
                 self._alive_s = self._clock()
-                self._version = obj["metadata"]["resourceVersion"]
+                self._version, self._at = obj["metadata"]["resourceVersion"], version_of(obj)
                 if kind == "BOOKMARK":
                     self._settle()
                     continue
@@ -212,11 +211,16 @@ class Cache:
             if known is None or version_of(known) <= self._at:
                 del self._ahead[key]
 
-    def _store(self, obj: Object) -> None:
+    def _store(self, obj: Object, listed: int | None = None) -> None:
+        """Take in an object unless it is no news.  listed: it comes from a list of this version, which is right even
+        against a newer copy: then the server itself has gone back, to a backup."""
         key = key_of(obj)
         known = self._objects.get(key)
-        if known is not None and version_of(known) >= version_of(obj):
-            return
+        if known is not None:
+            is_newer = version_of(known) < version_of(obj)
+            went_back = listed is not None and version_of(known) > listed
+            if not is_newer and not went_back:
+                return
         if known is not None and uid_of(known) != uid_of(obj):
             self._drop(key, known)
             known = None

@@ -40,8 +40,8 @@ class Kube:
 
     counts: every request that was sent, tries again included, by (verb, plural); the verbs are get, list,
     watch, create, apply, merge, replace, delete and raw.
-    before_write: awaited before each write that is not a dry run; what it raises is raised by the write.
-    An elector's fence and the tests' fault points live there.
+    before_write: awaited before each request that writes, tries again included, but not before dry runs; what it
+    raises is raised by the write.  An elector's fence and the tests' fault points live there.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Kube:
         """The object as the server made it.  Raises AlreadyExists, Invalid and Forbidden among others."""
         namespace, name = namespace_of(body) or None, name_of(body)
         call = Call("create", resource.title(name or f"{body.get('metadata', {}).get('generateName', '')}…", namespace))
-        await self._before("create", resource, name, dry_run)
+        before = self._hook("create", resource, name, dry_run)
 
         async def once() -> Object:
             return _load(
@@ -175,6 +175,7 @@ class Kube:
                     resource.path(namespace),
                     params=_writing(manager, dry_run),
                     body=_dump(resource, body),
+                    before=before,
                 )
             )
 
@@ -206,7 +207,6 @@ class Kube:
         Raises Conflict, with the fields as its causes, if another manager owns one of them and force is False.
         """
         namespace, name = namespace_of(body) or None, name_of(body)
-        await self._before("apply", resource, name, dry_run)
         params = _writing(manager, dry_run) | {"force": "true" if force else "false"}
         return await self._patch("apply", _APPLY, resource, name, body, namespace, subresource, params)
 
@@ -222,7 +222,6 @@ class Kube:
         dry_run: bool = False,
     ) -> Object:
         """JSON merge patch: what is named is set, null removes.  A resourceVersion in it is a precondition."""
-        await self._before("merge", resource, name, dry_run)
         return await self._patch(
             "merge", _MERGE, resource, name, patch, namespace, subresource, _writing(manager, dry_run)
         )
@@ -238,7 +237,6 @@ class Kube:
     ) -> Object:
         """PUT.  Raises Conflict if the body's resourceVersion is no longer the newest; never sent twice."""
         namespace, name = namespace_of(body) or None, name_of(body)
-        await self._before("replace", resource, name, dry_run)
         return _load(
             await self._transport.send(
                 Call("replace", resource.title(name, namespace)),
@@ -247,6 +245,7 @@ class Kube:
                 resource.path(namespace, name, subresource),
                 params=_writing(manager, dry_run),
                 body=_dump(resource, body),
+                before=self._hook("replace", resource, name, dry_run),
             )
         )
 
@@ -277,7 +276,6 @@ class Kube:
             options["propagationPolicy"] = propagation
         if dry_run:
             options["dryRun"] = ["All"]
-        await self._before("delete", resource, name, dry_run)
         tries = Tries()
         try:
             await self._transport.send(
@@ -288,6 +286,7 @@ class Kube:
                 body=json.dumps(options).encode(),
                 retry=Retry.SAFE if uid is not None else Retry.REFUSED,
                 tries=tries,
+                before=self._hook("delete", resource, name, dry_run),
             )
         except NotFound:
             if not tries.lost:  # else it was we who deleted it, and the answer was lost
@@ -337,12 +336,13 @@ class Kube:
                 body=_dump(resource, body) if verb == "apply" else _compact(body),
                 content_type=content_type,
                 retry=Retry.REFUSED if once else Retry.SAFE,
+                before=self._hook(verb, resource, name, "dryRun" in params),
             )
         )
 
-    async def _before(self, verb: str, resource: Resource, name: str, dry_run: bool) -> None:
-        if self.before_write is not None and not dry_run:
-            await self.before_write(verb, resource, name)
+    def _hook(self, verb: str, resource: Resource, name: str, dry_run: bool) -> Callable[[], Awaitable[None]] | None:
+        hook = self.before_write
+        return None if hook is None or dry_run else lambda: hook(verb, resource, name)
 
 
 def _load(answer: bytes) -> Object:

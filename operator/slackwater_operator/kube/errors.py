@@ -88,13 +88,20 @@ class Invalid(KubePermanent):
 
 
 class Gone(KubePermanent):
-    """The resourceVersion, or the continuation of a list, is too old: list again."""
+    """The server does not know the resourceVersion, or the continuation of a list, any more: list again."""
 
 
 KUBE_ERRORS = (KubeTemporary, KubePermanent)  # for `except`
 KubeError = KubeTemporary | KubePermanent
 
+_TOO_NEW = "Too large resource version"  # the server has gone back, to a backup
+
 MAX_DELAY_S = 60.0  # a Retry-After beyond it is cut: the state it speaks of will have changed
+
+
+def error_code(error: Exception) -> int:
+    """The HTTP status behind an error; 0 if no answer came."""
+    return error.code if isinstance(error, KUBE_ERRORS) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +152,8 @@ def from_status(call: Call, code: int, status: Mapping[str, Any], retry_after: s
         case 409:
             return Conflict(said, delay_s or 0.1, code=code, reason=reason, causes=causes)
         case 410:
+            return Gone(said, code=code, reason=reason)
+        case 504 if _TOO_NEW in str(status.get("message", "")):
             return Gone(said, code=code, reason=reason)
         case 422:
             return Invalid(said, code=code, reason=reason, causes=causes)

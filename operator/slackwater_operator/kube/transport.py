@@ -124,16 +124,20 @@ class Transport:
         content_type: str = JSON,
         retry: Retry = Retry.REFUSED,
         tries: Tries | None = None,
+        before: Callable[[], Awaitable[None]] | None = None,
     ) -> bytes:
-        """The body of a good answer.  Raises what the last try raised, with the number of tries in mind.
+        """The body of a good answer.  Raises what the last try raised.
 
-        tries: filled in, for callers whose next step depends on a lost answer.
+        tries: filled in, for callers whose next step depends on a lost answer.  before: awaited before each try,
+        since what allows the first may be over before the last.
         """
         tries = tries or Tries()
         backoff = Backoff(first_s=0.1, max_s=2.0, rng=self._rng)
         began_s = self._clock()
         renewed = False
         while True:
+            if before is not None:
+                await before()
             try:
                 return await self._once(call, plural, method, path, params, body, content_type)
             except Unauthorized:
@@ -231,6 +235,8 @@ class Transport:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             raise RuntimeError("use `async with Kube(…)` before the first call")
+        if self._session.closed:
+            raise KubePermanent(f"the client of {self.connection.server} is closed")
         return self._session
 
     def _url(self, path: str, params: Mapping[str, str] | None) -> URL:

@@ -41,6 +41,7 @@ class Intake:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
         logging.getLogger("kopf").setLevel(logging.CRITICAL)  # what matters of it is said here
+        self._was_sick = False
         self._session: aiohttp.ClientSession | None = None
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
@@ -98,7 +99,11 @@ class Intake:
 
         @kopf.on.probe(registry=registry, id="watches")
         async def probe(**_: Any) -> str:
-            if why := self._sick():
+            why = self._sick()
+            if why and not self._was_sick:
+                logger.error("not well: %s", why)
+            self._was_sick = bool(why)
+            if why:
                 raise kopf.PermanentError(why)
             return "ok"
 

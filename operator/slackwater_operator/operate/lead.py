@@ -26,6 +26,7 @@ from slackwater_operator.core import (
 from slackwater_operator.kube.client import Kube
 from slackwater_operator.kube.types import JOBS, Key, Object
 from slackwater_operator.loop import Loop, ServiceSpec
+from slackwater_operator.operate.archive import tidy
 from slackwater_operator.operate.catalog import Catalog
 from slackwater_operator.operate.children import Children, Images
 from slackwater_operator.operate.decisions import tell
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 FAILURES = 60  # ticks in a row; then the process ends, and another one may do better
 AFTER_FAILURE_S = 1.0
+TIDY_S = 60.0  # between two looks for old records
 
 
 class FleetLoop(Loop):
@@ -104,6 +106,7 @@ class Leader:
         self._books = Books(means.metrics)
         self._round = Round(means.kube, watches, means.catalog, means.emit, means.clock, means.wall)
         self._failures = 0
+        self._tidy_s = means.clock() + TIDY_S
 
     async def run(self) -> None:
         """Until cancelled; raises what ticks fail with for too long."""
@@ -159,7 +162,8 @@ class Leader:
         """Give the loop its services and limits; returns the drains of rollouts."""
         catalog = self._means.catalog
         pools = catalog.pools.valid
-        views = {view.name: view for view in self.cluster.services()}
+        # Before its first observation the cluster shows nothing.
+        views = {view.name: view for view in self.cluster.services()} if self.loop.snapshot is not None else {}
         specs: list[ServiceSpec] = []
         drains: list[Action] = []
         for service in catalog.services.valid.values():
@@ -196,6 +200,10 @@ class Leader:
         self._books.look(self.loop.snapshot, self.loop.plan, self.loop.accounts, self._means.clock())
         await self._children.reconcile(services, jobs, self._ledger.choices)
         await self._round.write(self)
+        self._books.children(self._means.watches.children, self._children.problems)
+        if self._means.clock() >= self._tidy_s:
+            self._tidy_s = self._means.clock() + TIDY_S
+            await tidy(self._means.kube, self._means.watches.reclaims, self._means.wall())
 
     # --- for the statuses ---------------------------------------------------------------------------
 

@@ -14,11 +14,15 @@ from prometheus_client import Counter as Total
 from slackwater_operator.accounts import STATES, Accounts, shares, slots_by_owner
 from slackwater_operator.cluster.kube.ports import ReclaimView, ServiceView
 from slackwater_operator.core import Kind, Phase, Plan, Snapshot
-from slackwater_operator.resources.names import split_policy_flavor
+from slackwater_operator.kube.cache import Cache
+from slackwater_operator.kube.types import Key, Object
+from slackwater_operator.resources.names import LABEL_KIND, POD_GATE, POD_GATEWAY, POD_KEEPER, split_policy_flavor
 
 STAGES = ("spike_to_decision", "decision_to_free", "free_to_serving")
 ERRORS = ("budget", "tick", "look")  # what failed of a reconcile
 REPLICA_STATES = ("starting", "ready", "leaving")
+CHILD_KINDS = (POD_GATEWAY, POD_KEEPER, POD_GATE)
+CHILD_STATES = ("ready", "waiting", "failed", "refused")
 FOREVER_S = 1e9  # the age of a signal that never came
 
 
@@ -140,6 +144,21 @@ class Books:
                 metrics.evictions.labels(reclaim.reason, victim.outcome.lower()).inc()
                 metrics.eviction_gpus.labels(reclaim.reason).inc(victim.gpus)
 
+    def children(self, caches: Mapping[str, Cache], problems: Mapping[tuple[str, Key], str]) -> None:
+        """Gateways, keepers and gates: how many are well."""
+        counts = Counter(
+            (kind, state)
+            for cache in caches.values()
+            for obj in cache.values()
+            if (kind := (obj["metadata"].get("labels") or {}).get(LABEL_KIND, "")) in CHILD_KINDS
+            and (state := child_state(obj))
+        )
+        for plural, _ in problems:
+            counts["gate" if plural == "jobs" else "gateway", "refused"] += 1
+        for kind in CHILD_KINDS:
+            for state in CHILD_STATES:
+                self._metrics.children.labels(kind, state).set(counts[kind, state])
+
     def requests(self, counts: Mapping[tuple[str, str], int]) -> None:
         """Requests to the API server so far."""
         for (verb, plural), count in [*counts.items()]:
@@ -151,7 +170,8 @@ class Books:
     def end(self) -> None:
         """This process no longer leads: what it knew of the fleet is another's to say."""
         metrics = self._metrics
-        for gauge in (metrics.gpus, metrics.serving_load, metrics.demand, metrics.replicas, metrics.signal_age):
+        told = (metrics.gpus, metrics.serving_load, metrics.demand, metrics.replicas, metrics.signal_age)
+        for gauge in (*told, metrics.children):
             gauge.clear()
         metrics.leader.set(0)
 
@@ -175,6 +195,17 @@ class Books:
             metrics.demand.labels(service.name).set(need.get(service.name, 0) * gpus)
             metrics.serving_load.labels(service.name).set(load[service.name])
             metrics.signal_age.labels(service.name).set(min(FOREVER_S, service.load.age_s))
+
+
+def child_state(obj: Object) -> str:
+    """How a Deployment or a Job of ours is; "" for what has no state."""
+    status = obj.get("status") or {}
+    if "backoffLimit" in obj.get("spec", {}):
+        conditions = {one["type"] for one in status.get("conditions") or () if one.get("status") == "True"}
+        return "ready" if "Complete" in conditions else "failed" if "Failed" in conditions else "waiting"
+    if "replicas" in obj.get("spec", {}):
+        return "ready" if (status.get("readyReplicas") or 0) >= obj["spec"]["replicas"] else "waiting"
+    return ""
 
 
 def gpus_by_state(snapshot: Snapshot) -> dict[tuple[str, str], float]:

@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.25  # after a first failure, then twice that
 MAX_RETRY_S = 2.0
+LONG_RETRY_S = 5.0  # of one that has been silent for a minute: hundreds of them must not cost the others anything
+LONG_FAILURES = 30
 STARTING_S = 15.0  # a process that never answered is given so long before anybody hears of it
 
 
@@ -46,6 +48,8 @@ class Outage:
         if not self._said and patience_s <= 0:
             self._said = True
             logger.warning("%s does not answer: %s; %s", self._what, words(error), self._effect)
+        if self.failures > LONG_FAILURES:
+            return LONG_RETRY_S
         return min(MAX_RETRY_S, RETRY_S * 2.0 ** (self.failures - 1))
 
 

@@ -76,12 +76,13 @@ class World(Part):
         return names.object_uid("default", name)
 
     def training_pod(self, name: str = "train", gpus: int = 1, node: str = "", **spec: Any) -> None:
-        """Somebody's training pod."""
+        """Somebody's training pod; unless `spec` says otherwise it does not preempt."""
         wanted = {"limits": {names.DEFAULT_GPU_RESOURCE: str(gpus)}}
         body = {
             "metadata": {"namespace": "default", "name": name},
             "spec": {
                 "priorityClassName": names.PRIORITY_TRAINING.name,
+                "preemptionPolicy": "Never",
                 "containers": [{"name": "main", "image": "train:1", "resources": wanted}],
                 **({"nodeName": node} if node else {}),
                 **spec,

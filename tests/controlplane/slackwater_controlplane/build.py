@@ -37,6 +37,7 @@ class Program:
     """One program to build.
 
     module: folder in `go/`.   package: the import path of its main package.   libraries: what pkg-config must know.
+    cold_s: about how long it takes on two cores after those before it, to tell whoever waits.
     """
 
     name: str
@@ -47,15 +48,17 @@ class Program:
     ldflags: str = _STRIPPED
     uses_c: bool = False
     libraries: tuple[str, ...] = ()
+    cold_s: int = 5
 
 
-def _kubernetes(name: str, group: str) -> Program:
-    return Program(name, group, "kubernetes", f"k8s.io/kubernetes/cmd/{name}", ldflags=_KUBERNETES_FLAGS)
+def _kubernetes(name: str, group: str, cold_s: int) -> Program:
+    package = f"k8s.io/kubernetes/cmd/{name}"
+    return Program(name, group, "kubernetes", package, ldflags=_KUBERNETES_FLAGS, cold_s=cold_s)
 
 
-def _containerd(name: str) -> Program:
+def _containerd(name: str, cold_s: int) -> Program:
     package = f"github.com/containerd/containerd/v2/cmd/{name}"
-    return Program(name, "nodes", "containerd", package, tags=("no_btrfs", "no_zfs"))
+    return Program(name, "nodes", "containerd", package, tags=("no_btrfs", "no_zfs"), cold_s=cold_s)
 
 
 def _cni(name: str, kind: str) -> Program:
@@ -64,16 +67,16 @@ def _cni(name: str, kind: str) -> Program:
 
 # In the order in which they are built: what is needed first comes first.
 PROGRAMS = (
-    Program("etcd", "control-plane", "kubernetes", "go.etcd.io/etcd/server/v3", ldflags=_KUBERNETES_FLAGS),
-    _kubernetes("kube-apiserver", "control-plane"),
-    _kubernetes("kube-controller-manager", "control-plane"),
-    _kubernetes("kube-scheduler", "control-plane"),
-    _kubernetes("kubectl", "control-plane"),
-    Program("kwok", "kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
-    _kubernetes("kubelet", "nodes"),
-    _containerd("containerd"),
-    _containerd("containerd-shim-runc-v2"),
-    _containerd("ctr"),
+    Program("etcd", "control-plane", "kubernetes", "go.etcd.io/etcd/server/v3", ldflags=_KUBERNETES_FLAGS, cold_s=60),
+    _kubernetes("kube-apiserver", "control-plane", 190),
+    _kubernetes("kube-controller-manager", "control-plane", 60),
+    _kubernetes("kube-scheduler", "control-plane", 10),
+    _kubernetes("kubectl", "control-plane", 20),
+    Program("kwok", "kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", cold_s=80),
+    _kubernetes("kubelet", "nodes", 30),
+    _containerd("containerd", 60),
+    _containerd("containerd-shim-runc-v2", 5),
+    _containerd("ctr", 5),
     _cni("bridge", "main"),
     _cni("ptp", "main"),
     _cni("loopback", "main"),
@@ -87,9 +90,9 @@ PROGRAMS = (
         uses_c=True,
         libraries=("libseccomp",),
     ),
-    _kubernetes("kube-proxy", "nodes"),
-    Program("coredns", "nodes", "coredns", "github.com/coredns/coredns"),
-    Program("envoy-gateway", "gateway", "envoygateway", "github.com/envoyproxy/gateway/cmd/envoy-gateway"),
+    _kubernetes("kube-proxy", "nodes", 10),
+    Program("coredns", "nodes", "coredns", "github.com/coredns/coredns", cold_s=90),
+    Program("envoy-gateway", "gateway", "envoygateway", "github.com/envoyproxy/gateway/cmd/envoy-gateway", cold_s=240),
 )
 GROUPS = tuple(dict.fromkeys(program.group for program in PROGRAMS))
 
@@ -178,6 +181,9 @@ class Programs:
         self._check_tools(wanted)
         self.folder.mkdir(parents=True, exist_ok=True)
         started_s = time.monotonic()
+        minutes = -(-sum(program.cold_s for program in wanted) // 60)
+        listed = ", ".join(program.name for program in wanted)
+        self._say(f"from source, about {minutes} min on two cores the first time: {listed}")
         with self._lock():
             for number, program in enumerate(wanted, 1):
                 if not self._path(program).exists():  # another process may have built it while this one waited

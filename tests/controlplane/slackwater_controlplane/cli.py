@@ -64,6 +64,7 @@ def up(
     ] = None,
 ) -> None:
     """Start a cluster that stays, half of its nodes with H200, half with RTX 5090, all of them only counted."""
+    from slackwater_controlplane.oci import BUSYBOX_IMAGE
     from slackwater_controlplane.standing import Wanted
 
     wanted = Wanted(nodes, (0 if nodes else 4) if fake_nodes is None else fake_nodes)
@@ -77,7 +78,11 @@ def up(
         typer.echo(f"Kubernetes {'is up' if is_new else 'was up already'} at {state.url}:\n{_nodes(state)}\n")
         typer.echo(f"  export KUBECONFIG={state.kubeconfig}")
         typer.echo(f"  export PATH={programs.path('kubectl').parent}:$PATH")
-        typer.echo("  kubectl get nodes\n\nmake cluster-down ends it.")
+        typer.echo("  kubectl get nodes")
+        if wanted.nodes and is_new:
+            # The nodes reach no registry; this image is on each of them.
+            typer.echo(f"  kubectl run hello --rm -it --image={BUSYBOX_IMAGE} --image-pull-policy=Never -- sh")
+        typer.echo("\nmake cluster-down ends it.")
 
 
 @app.command()

@@ -16,6 +16,7 @@ import pytest
 from slackwater_controlplane import kubeconfig, leftovers
 from slackwater_controlplane.build import Programs, cache_folder
 from slackwater_controlplane.errors import ControlPlaneError
+from slackwater_controlplane.fixtures_gateway import container_images, envoy_gateway
 from slackwater_controlplane.fixtures_nodes import node_cluster, node_namespace
 
 if TYPE_CHECKING:  # the plug-in is loaded for every run of every test, and these take most of a second
@@ -25,8 +26,10 @@ if TYPE_CHECKING:  # the plug-in is loaded for every run of every test, and thes
     from slackwater_controlplane.kwok import Kwok
 
 __all__ = [
+    "container_images",
     "control_plane",
     "controlplane_programs",
+    "envoy_gateway",
     "fresh_control_plane",
     "kube_admin",
     "kwok",

@@ -29,7 +29,7 @@ OURS = ("operator", "worker", "engine")
 PROGRAMS = ("buildah", "debootstrap", "apt-get")
 
 _INCLUDE = "python3,python3-venv,ca-certificates"
-_RECIPE = "1"  # of the base; another number makes it anew
+_RECIPE = "2"  # of the base; another number makes it anew
 _MAX_STORAGE_MB = 20_000
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -160,8 +160,11 @@ class Images:
             self._buildah("push", "--quiet", "--disable-compression", image.name, f"oci:{layout}")
             index = json.loads((layout / "index.json").read_text())
             for manifest in index["manifests"]:
-                # Only by this annotation does containerd know an archive's full name.
-                manifest["annotations"] = {"io.containerd.image.name": image.name}
+                # containerd knows an archive's full name by the first, buildah by the second.
+                manifest["annotations"] = {
+                    "io.containerd.image.name": image.name,
+                    "org.opencontainers.image.ref.name": image.name,
+                }
             (layout / "index.json").write_text(json.dumps(index))
             packed = Path(folder) / "packed.tar"
             with tarfile.open(packed, "w") as archive:
@@ -183,11 +186,7 @@ class Images:
             self._buildah("rmi", "--all", "--force")
             known = []
         if base.name not in known:
-            with tempfile.TemporaryDirectory(prefix=".pull-", dir=self.folder) as folder:
-                with tarfile.open(base.archive) as archive:
-                    archive.extractall(folder, filter="data")
-                pulled = self._buildah("pull", "--quiet", f"oci:{folder}").split()[-1]
-            self._buildah("tag", pulled, base.name)
+            self._buildah("pull", "--quiet", f"oci-archive:{base.archive}")
 
     # ---- tools
 

@@ -23,7 +23,7 @@ PREFIX = "slackwater"
 # One third octet a cluster, four of the pods' octets each.
 MAX_CLUSTERS = 64
 MAX_NODES = 4
-PROGRAMS = ("ip", "nsenter", "unshare", "mount", "sysctl")
+PROGRAMS = ("ip", "nsenter", "unshare", "mount")
 _NAME = re.compile(rf"{PREFIX}-(\d+)-(\d+)-(\d+)")
 
 
@@ -106,7 +106,7 @@ class NetworkNamespace:
         _run(*self.enter, "ip", "route", "add", f"{addresses.machine}/32", "dev", "outside", "src", addresses.api)
         # The servers look for the interface of the default route to find their own address.
         _run(*self.enter, "ip", "route", "add", "default", "dev", "lo")
-        _run(*self.enter, "sysctl", "--quiet", "--write", "net.ipv4.ip_forward=1")
+        _run(*self.enter, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
         device = _device(index)
         _run("ip", "address", "add", f"{addresses.machine}/24", "dev", device)
         _run("ip", "link", "set", device, "up")
@@ -144,13 +144,19 @@ def remove_stale() -> list[str]:
 def remove(name: str) -> None:
     """End what runs in a namespace of ours, then remove it; its devices, routes and rules go with it."""
     path = NAMESPACES / name
-    if not path.exists():
+    try:
+        inode = path.stat().st_ino
+    except FileNotFoundError:
         return
-    _end_members(path.stat().st_ino)
+    _end_members(inode)
     # A veth pair goes at once by its outer end, while a namespace may linger until its last socket is closed.
     if match := _NAME.fullmatch(name):
         subprocess.run(["ip", "link", "delete", _device(int(match[1]))], capture_output=True, check=False)
-    _run("ip", "netns", "delete", name)
+    try:
+        _run("ip", "netns", "delete", name)
+    except OSError:
+        if path.exists():  # else another session that found it stale was faster
+            raise
 
 
 def members(inode: int) -> list[int]:

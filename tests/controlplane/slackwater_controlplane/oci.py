@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import platform
+import struct
 import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ BUSYBOX_IMAGE = "slackwater.test/busybox:1"
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_INTERPRETER = 3
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -94,6 +96,17 @@ def tree_layer(root: Path) -> bytes:
         for path in sorted(root.rglob("*")):
             archive.add(path, str(path.relative_to(root)), recursive=False, filter=plain)
     return buffer.getvalue()
+
+
+def is_static(program: Path) -> bool:
+    """Whether a 64-bit ELF program runs in a root without libraries: none of its headers asks for an interpreter."""
+    content = program.read_bytes()
+    if content[:5] != b"\x7fELF\x02":
+        return False
+    (offset,) = struct.unpack_from("<Q", content, 32)
+    size, count = struct.unpack_from("<HH", content, 54)
+    kinds = {struct.unpack_from("<I", content, offset + number * size)[0] for number in range(count)}
+    return _INTERPRETER not in kinds
 
 
 def busybox_layer(busybox: Path) -> bytes:

@@ -78,7 +78,10 @@ class Catalogue:
         def hear(event: str, obj: Object) -> None:
             metadata = obj["metadata"]
             key = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
-            old = table.pop(key, None)
+            old = table.get(key)
+            if event == "MODIFIED" and old is not None and not _is_news(old, obj):
+                return
+            table.pop(key, None)
             if event != "DELETED":
                 try:
                     table[key] = parse(kind, obj)
@@ -109,3 +112,8 @@ class Catalogue:
                 hear(event, obj)
 
         cache.on_change(hear_while_open)
+
+
+def _is_news(old: Resource, obj: Object) -> bool:
+    """Whether anything but a status changed that we do not read again: statuses are written each second."""
+    return old.metadata.generation != obj["metadata"].get("generation") or "slurm" in (obj.get("status") or {})

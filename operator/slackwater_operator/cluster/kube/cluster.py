@@ -15,7 +15,7 @@ from slackwater_operator.cluster.kube.books import Books
 from slackwater_operator.cluster.kube.catalogue import Catalogue
 from slackwater_operator.cluster.kube.clock import Clock
 from slackwater_operator.cluster.kube.endings import Endings
-from slackwater_operator.cluster.kube.evictions import adopt, evict, replicas
+from slackwater_operator.cluster.kube.evictions import adopt, evict
 from slackwater_operator.cluster.kube.index import Index
 from slackwater_operator.cluster.kube.observing import Observer
 from slackwater_operator.cluster.kube.owners import smoothed
@@ -38,6 +38,7 @@ from slackwater_operator.cluster.kube.tending import Tending
 from slackwater_operator.core import Action, PermanentError, TemporaryError, Verb
 from slackwater_operator.kube.client import Kube
 from slackwater_operator.kube.types import Object
+from slackwater_operator.resources import names
 
 
 class KubeCluster:
@@ -112,7 +113,7 @@ class KubeCluster:
     async def apply(self, actions: Sequence[Action], now_s: float) -> tuple[Refusal, ...]:
         """Replicas that are called back and marked first, then starts on free GPUs, then evictions.
 
-        Starts before evictions: a replica that waits for a victim's GPU could be bound to a free one instead.
+        Starts before evictions, so that a replica which waits for a victim's GPU finds no free one beside it.
         """
         state = self._look(now_s)
         refusals: list[Refusal] = []
@@ -178,7 +179,10 @@ class KubeCluster:
             if reclaim.spec.dry_run or key in state.takes or key in state.closed:
                 continue
             take = resumed(reclaim, state.clock)
-            waits = any(not pod.is_over and not pod.is_ready for pod in replicas(state, take))
+            service = state.catalogue.services.get(names.object_uid(take.namespace, take.ref_name))
+            for variant in service.spec.variants if service is not None and take.variant else ():
+                take.replica_gpus = variant.gpus if variant.flavor == take.flavor else take.replica_gpus
+            waits = any(not pod.is_over and not pod.is_ready for pod in state.replicas(take))
             is_over = take.written in OVER or (take.written == "Freed" and take.is_settled and not waits)
             if is_over:
                 state.closed.add(key)

@@ -1,8 +1,10 @@
-"""Taking GPUs back: one Reclaim for a need, its victims told to go, its replicas waiting in their places.
+"""Taking GPUs back: one Reclaim for a need, its victims told to go, replicas in their places.
 
-Owns the order of writes.  The Reclaim first, so that a new leader can finish what was begun; then one replica, so that
-nobody is sent away for a pod that the server does not take; then everything else at once.  Where a pod of somebody
-else waits for GPUs too, each victim is told to go only after its replica is nominated for the GPU.
+Owns the order of writes.  One replica on trial, so that nobody is sent away for a pod that the server does not take;
+the Reclaim, so that a new leader can finish what was begun; then all victims at once.  A GPU that is seen free is given
+on by the next plan.  Only where a pod of somebody else waits for GPUs does a replica wait for each victim's: nominated
+for it before that victim is told to go, so that the scheduler counts the GPU as taken for whatever is less important,
+and bound by us the moment that the GPU is free.
 Everything here may be done again: whatever is there already is not done twice.
 """
 
@@ -86,6 +88,7 @@ async def _begin(state: State, need: Need, now_s: float) -> None:
     source = None
     if names.split_variant_uid(need.beneficiary) is not None:
         source = running(state, need.beneficiary, now_s)
+        await _try_out(state, source, need, now_s)
     pool_name, flavor = names.split_policy_flavor(need.policy_flavor)
     pool = state.catalogue.pools.get(pool_name)
     take = Take(
@@ -100,6 +103,7 @@ async def _begin(state: State, need: Need, now_s: float) -> None:
         decided_s=now_s,
         victims={pod.uid: _victim(state, pod, now_s) for pod in need.pods},
         variant=need.beneficiary if source is not None else "",
+        replica_gpus=source.variant.gpus if source is not None else 1,
         spike_s=state.sample_s.get(source.service.key) if source is not None else None,
     )
     adopt(state, take)
@@ -119,7 +123,18 @@ async def _begin(state: State, need: Need, now_s: float) -> None:
         *(take.namespace, take.name, need.beneficiary or need.ref_name, need.policy_flavor, len(take.victims)),
         take.reason,
     )
-    await advance(state, take, now_s, first=True)
+    await advance(state, take, now_s)
+
+
+async def _try_out(state: State, source: Running, need: Need, now_s: float) -> None:
+    """Raises, and books it with the service, if the server would not take a replica."""
+    owner = state.owner(names.POD_INFERENCE, source.service.key)
+    try:
+        await state.try_out(source.body(state, need.pods[0].place, need.actions[0].reason))
+    except PermanentError as error:
+        owner.failed(now_s, str(error))
+        owner.refused = str(error)
+        raise
 
 
 def _victim(state: State, pod: Pod, now_s: float) -> Victim:
@@ -174,11 +189,8 @@ async def settle_doubt(state: State, take: Take) -> None:
         take.in_doubt = False
 
 
-async def advance(state: State, take: Take, now_s: float, *, first: bool = False) -> None:
-    """Do what is left to do: replicas that wait for GPUs, victims that were not told to go.
-
-    first: raise if the server does not take the very first replica; nobody was sent away then.
-    """
+async def advance(state: State, take: Take, now_s: float) -> None:
+    """Do what is left to do: victims that were not told to go, and replicas that wait where others do too."""
     victims = _untold(state, take)
     source: Running | None = None
     if take.variant:
@@ -191,25 +203,28 @@ async def advance(state: State, take: Take, now_s: float, *, first: bool = False
     if victims and now_s - take.decided_s > take.deadline_s and not _is_begun(state, take):
         await _spare(state, take, victims, "it could not be begun before its deadline")
         return
-    for pod in replicas(state, take):
-        if not pod.node and not pod.nominated and pod.target and not pod.is_over:
-            await state.nominate(pod, pod.target)
-    places = _places(state, take, source) if source is not None else []
-    if source is not None and places and victims:
-        try:
-            await _reserve(state, take, source, places[0], now_s)
-        except PermanentError as error:
-            owner = state.owner(names.POD_INFERENCE, source.service.key)
-            owner.failed(now_s, str(error))
-            owner.refused = str(error)
-            await _spare(state, take, victims, str(error))
-            if first:
-                raise
-            return
-        places = places[1:]
+    places: list[str] = []
+    if source is not None and _is_contested(state, take):
+        for pod in state.replicas(take):
+            if not pod.node and not pod.nominated and pod.target and not pod.is_over:
+                await state.nominate(pod, pod.target)
+        places = _places(state, take, source)
     for problem in await together(_chains(state, take, victims, places, source, now_s)):
         if isinstance(problem, SlackwaterError):
             logger.warning("reclaim=%s/%s goes on later: %s", take.namespace, take.name, problem)
+
+
+def _is_contested(state: State, take: Take) -> bool:
+    """Whether a pod of somebody else might be bound to the GPUs that the victims leave."""
+    pages = [page for node in {v.node for v in take.living} if (page := state.books.pages.get(node)) is not None]
+    return any(
+        pod.gpus(page.seat.resource)
+        and not pod.is_gated
+        and pod.nominated in ("", page.seat.node)
+        and page.seat.suits(pod.wishes)
+        for pod in state.index.foreign_waiting.values()
+        for page in pages
+    )
 
 
 def _is_begun(state: State, take: Take) -> bool:
@@ -228,21 +243,13 @@ def _untold(state: State, take: Take) -> list[Pod]:
     return found
 
 
-def replicas(state: State, take: Take) -> list[Pod]:
-    """The replicas that were made for a take-back."""
-    service = names.object_uid(take.namespace, take.ref_name)
-    if not take.variant:
-        return []
-    return [pod for pod in state.index.of(names.POD_INFERENCE, service) if pod.reclaim == take.name]
-
-
 def _places(state: State, take: Take, source: Running) -> list[str]:
     """A node for each replica that is still to wait for GPUs of this take-back's victims."""
     freed: dict[str, tuple[int, int]] = {}
     for victim in take.living:
         gpus, count = freed.get(victim.node, (0, 0))
         freed[victim.node] = (gpus + victim.gpus, count + 1)
-    made = replicas(state, take)
+    made = state.replicas(take)
     asked = [at for uid, at in take.replicas.items() if uid in state.books.promises]  # their answers were lost
     room = {node: _room(state, take, node) for node in freed}
     wanted = reservations(freed, room, source.variant.gpus)
@@ -278,27 +285,21 @@ def _room(state: State, take: Take, node: str) -> int:
 def _chains(
     state: State, take: Take, victims: list[Pod], places: list[str], source: Running | None, now_s: float
 ) -> list[Callable[[], Awaitable[None]]]:
-    """What to do at once: replicas and deletes, one after the other on a node where somebody else waits too."""
-    contested = bool(state.index.foreign_waiting)
+    """What to do at once: each victim's end, after the promise of its GPU if somebody is to wait for it."""
     waiting = list(places)
 
-    async def send(pods: list[Pod], nodes: list[str]) -> None:
-        for node in nodes:
-            assert source is not None
+    async def send(pod: Pod | None, node: str) -> None:
+        if node:
+            assert source is not None, "only replicas wait"
             await _reserve(state, take, source, node, now_s)
-        for pod in pods:
+        if pod is not None:
             await _tell(state, take, pod, now_s)
 
-    if not contested:
-        return [
-            *(partial(send, [pod], []) for pod in victims),
-            *(partial(send, [], [node]) for node in waiting),
-        ]
     chains: list[Callable[[], Awaitable[None]]] = []
     for pod in victims:
-        mine = [waiting.pop(waiting.index(pod.place))] if pod.place in waiting else []
-        chains.append(partial(send, [pod], mine))
-    return [*chains, *(partial(send, [], [node]) for node in waiting)]
+        node = waiting.pop(waiting.index(pod.place)) if pod.place in waiting else ""
+        chains.append(partial(send, pod, node))
+    return [*chains, *(partial(send, None, node) for node in waiting)]
 
 
 async def _tell(state: State, take: Take, pod: Pod, now_s: float) -> None:
@@ -309,7 +310,7 @@ async def _tell(state: State, take: Take, pod: Pod, now_s: float) -> None:
 
 async def _reserve(state: State, take: Take, source: Running, node: str, now_s: float) -> None:
     """A replica that waits for a victim's GPUs: only that node will do, and the scheduler keeps them for it."""
-    body = source.body(state, node, take.reason, take.name)
+    body = source.body(state, node, take.reason, take.name, is_bound=False)
     uid = names.object_uid(body["metadata"]["namespace"], body["metadata"]["name"])
     take.replicas[uid] = node
     pod = await state.create(body, node, 0, now_s)
@@ -319,7 +320,8 @@ async def _reserve(state: State, take: Take, source: Running, node: str, now_s: 
 
 async def _spare(state: State, take: Take, victims: list[Pod], why: str) -> None:
     """The need is gone, or cannot be met: who was not told to go stays."""
-    logger.warning("reclaim=%s/%s spares %d workers: %s", take.namespace, take.name, len(victims), why)
+    if victims:
+        logger.warning("reclaim=%s/%s spares %d workers: %s", take.namespace, take.name, len(victims), why)
     if _is_begun(state, take):
         for pod in victims:
             del take.victims[pod.uid]

@@ -20,8 +20,10 @@ _META = (
 _SPEC = (
     "nodeName",
     "priorityClassName",
+    "preemptionPolicy",
     "nodeSelector",
     "affinity",
+    "tolerations",
     "schedulingGates",
     "terminationGracePeriodSeconds",
 )
@@ -75,7 +77,7 @@ def keep_node(obj: Object) -> Object:
     """A node, slimmed."""
     metadata, spec, status = obj.get("metadata", {}), obj.get("spec", {}), obj.get("status", {})
     kept: Object = {"metadata": {key: metadata[key] for key in (*_META, "labels") if key in metadata}, "status": {}}
-    kept["spec"] = {"unschedulable": True} if spec.get("unschedulable") else {}
+    kept["spec"] = {key: spec[key] for key in ("unschedulable", "taints") if spec.get(key)}
     for field in ("capacity", "allocatable"):
         kept["status"][field] = {name: value for name, value in status.get(field, {}).items() if is_device(name)}
     kept["status"]["conditions"] = [

@@ -7,6 +7,7 @@ pools or two flavors select is nobody's, since both would give its GPUs away.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slackwater_operator.cluster.kube.fits import Wishes, fits
 from slackwater_operator.kube.types import Object
 from slackwater_operator.resources import names
 from slackwater_operator.resources.flavor import GPUFlavor
@@ -23,6 +24,7 @@ class NodeFacts:
     allocatable: tuple[tuple[str, int], ...]
     is_ready: bool
     is_cordoned: bool
+    taints: tuple[Object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,15 @@ class Seat:
     is_ready: bool
     is_schedulable: bool
     labels: Mapping[str, str]
+    taints: tuple[Object, ...] = ()
 
     @property
     def policy_flavor(self) -> str:
         return names.policy_flavor(self.pool, self.flavor)
+
+    def suits(self, wishes: Wishes) -> bool:
+        """Whether a pod with these wishes could go there."""
+        return fits(wishes, self.node, self.labels, self.taints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ def read_node(obj: Object) -> NodeFacts:
             one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions", ())
         ),
         is_cordoned=bool(obj.get("spec", {}).get("unschedulable")),
+        taints=tuple(obj.get("spec", {}).get("taints") or ()),
     )
 
 
@@ -129,4 +137,5 @@ def _seat(node: NodeFacts, pool: str, flavor: GPUFlavor, left: dict[tuple[str, s
         is_ready=node.is_ready,
         is_schedulable=node.is_ready and not node.is_cordoned,
         labels=node.labels,
+        taints=node.taints,
     )

@@ -45,7 +45,7 @@ def replica(
     reason: str,
     reclaim: str = "",
 ) -> Object:
-    """A pod of a service.   reclaim: the Reclaim that makes room for it."""
+    """A pod of a service.   reclaim: the Reclaim that made or makes room for it, "" if there was room."""
     body = _pod(service, template, place, name, names.POD_INFERENCE, reason)
     body["metadata"]["annotations"][names.ANNOTATION_REVISION] = revision
     if reclaim:

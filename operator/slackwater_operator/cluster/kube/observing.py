@@ -15,7 +15,7 @@ from slackwater_operator.cluster.kube.state import State
 from slackwater_operator.core import CleaningJob, Flavor, Kind, Limits, Node, Phase, Workload
 from slackwater_operator.resources import cleaning, names
 
-NOMINATION_S = 1.5  # a training pod that the scheduler found no victim for by then is helped by us
+NOMINATION_S = 1.5  # a training pod that does not preempt and waits for so long is helped by us
 DEFAULT_LEAD_S = 5.0
 DEFAULT_START_S = 2.0
 MOVED_S = 0.5  # a durable moment that moved by less is the same one: keepers tell ages, not moments
@@ -232,15 +232,18 @@ class Observer:
         )
 
     def _could_start(self, pod: Pod, now_s: float) -> Page | None:
-        """A node that it fits, one with free GPUs if there is; None too while the scheduler may still help itself."""
-        if now_s - self.state.clock.moment(pod.created_s) < NOMINATION_S:
+        """A node that it fits, one with free GPUs if there is.
+
+        None too if the scheduler can help it by itself: for whatever preempts, it preempts cleaning at once.
+        """
+        if pod.preempts or now_s - self.state.clock.moment(pod.created_s) < NOMINATION_S:
             return None
         fitting = [
             page
             for page in self.state.books.pages.values()
             if 0 < pod.gpus(page.seat.resource) <= page.seat.gpus - page.seat.broken
             and page.seat.is_schedulable
-            and all(page.seat.labels.get(key) == value for key, value in pod.selector)
+            and page.seat.suits(pod.wishes)
         ]
         return min(fitting, key=lambda page: (page.free < pod.gpus(page.seat.resource), page.seat.node), default=None)
 

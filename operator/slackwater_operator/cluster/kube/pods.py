@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 
+from slackwater_operator.cluster.kube.fits import Wishes, read_wishes
 from slackwater_operator.cluster.kube.keep import is_device
 from slackwater_operator.kube.types import Object
 from slackwater_operator.resources import names
@@ -83,8 +84,9 @@ class Pod:
     waiting: tuple[str, str]
     ip: str
     priority_class: str
-    selector: tuple[tuple[str, str], ...]
+    preempts: bool
     is_gated: bool
+    wishes: Wishes
 
     @property
     def policy_flavor(self) -> str:
@@ -155,8 +157,9 @@ def read_pod(obj: Object) -> Pod:
         waiting=(waiting.get("reason", ""), waiting.get("message", "")),
         ip=status.get("podIP", ""),
         priority_class=spec.get("priorityClassName", ""),
-        selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
+        preempts=spec.get("preemptionPolicy") != "Never",
         is_gated=bool(spec.get("schedulingGates")),
+        wishes=read_wishes(spec),
     )
 
 

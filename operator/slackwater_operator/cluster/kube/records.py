@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
-from slackwater_operator.cluster.kube.evictions import drop, replicas
+from slackwater_operator.cluster.kube.evictions import drop
 from slackwater_operator.cluster.kube.ports import ReclaimView, VictimView
 from slackwater_operator.cluster.kube.state import RECLAIMS, State, together
 from slackwater_operator.cluster.kube.takes import Take
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 LASTING_S = 1.0  # a take-back that is over sooner is written once
 GIVE_UP_S = 30.0  # after deadline and grace: victims that are still there are not waited for
+START_FOR_S = 5.0  # replicas that no plan has started by then are not needed any more
 SERVE_FOR_S = 1800.0  # replicas that are not ready by then are not waited for
 
 
@@ -41,7 +42,8 @@ class Records:
             if take.in_doubt:
                 continue
             phase, is_over = self._phase(take, now_s)
-            lasts = now_s - take.decided_s > LASTING_S and phase != take.written
+            is_news = phase != take.written or take.is_late != take.is_late_written
+            lasts = now_s - take.decided_s > LASTING_S and is_news
             if (is_over or lasts) and now_s - self._tried_s.get(take.key, -LASTING_S) >= LASTING_S:
                 self._tried_s[take.key] = now_s
                 due.append((take, phase, is_over))
@@ -52,7 +54,7 @@ class Records:
 
     def _phase(self, take: Take, now_s: float) -> tuple[str, bool]:
         """(phase, whether it is the last one)."""
-        made = [pod for pod in replicas(self.state, take) if not pod.is_over]
+        made = [pod for pod in self.state.replicas(take) if not pod.is_over]
         take.served |= {pod.uid for pod in made if pod.is_ready}
         if take.freed_s is None and not take.living:
             take.freed_s = max((v.freed_s for v in take.victims.values() if v.freed_s is not None), default=now_s)
@@ -60,6 +62,8 @@ class Records:
             is_lost = now_s - take.decided_s > take.deadline_s + self._grace_s(take) + GIVE_UP_S
             return ("Failed", True) if is_lost else ("Signalled", False)
         missing = [pod for pod in made if pod.uid not in take.served]
+        if len(made) < take.expected and now_s - take.freed_s < START_FOR_S:
+            return "Freed", False
         if missing and now_s - take.freed_s < SERVE_FOR_S:
             return "Freed", False
         if take.served and take.serving_s is None:
@@ -73,7 +77,7 @@ class Records:
         )
 
     async def _write(self, take: Take, phase: str, is_over: bool, now_s: float) -> None:
-        state = self.state
+        state, is_late = self.state, take.is_late
         status = take.status(phase, state.clock, 1) | {"conditions": self._conditions(take, now_s)}
         metadata = {"namespace": take.namespace, "name": take.name}
         try:
@@ -87,7 +91,7 @@ class Records:
             state.caches.reclaims.remember(made)
         except NotFound:
             is_over = is_over or not take.living  # somebody deleted the record
-        take.written = phase
+        take.written, take.is_late_written = phase, is_late
         if is_over:
             drop(state, take)
             state.closed.add(take.key)

@@ -14,6 +14,7 @@ from slackwater_operator.cluster.kube.books import Page
 from slackwater_operator.cluster.kube.lending import lent_room
 from slackwater_operator.cluster.kube.owners import Owner
 from slackwater_operator.cluster.kube.state import State, together
+from slackwater_operator.cluster.kube.takes import Take
 from slackwater_operator.core import Action, PermanentError, Reason, SlackwaterError, TemporaryError
 from slackwater_operator.kube.types import Object
 from slackwater_operator.resources import names
@@ -35,9 +36,9 @@ class Running:
     revision: str
     template: Object
 
-    def body(self, state: State, node: str, reason: str, reclaim: str = "") -> Object:
-        """A replica's pod; one with a Reclaim waits for the scheduler to bind it."""
-        place = making.Place(node, self.pool, self.flavor, is_bound=not reclaim)
+    def body(self, state: State, node: str, reason: str, reclaim: str = "", *, is_bound: bool = True) -> Object:
+        """A replica's pod; one that is not bound waits for a GPU of that node."""
+        place = making.Place(node, self.pool, self.flavor, is_bound)
         name = pod_name(self.service.metadata.name, state.suffix())
         return making.replica(
             self.service, self.template, self.revision, place, self.variant.gpus, name, reason, reclaim
@@ -89,11 +90,32 @@ async def _start_replicas(state: State, action: Action, now_s: float) -> None:
     if not nodes:
         raise TemporaryError(f"no node of {policy_flavor} has {found.variant.gpus} GPUs free for {action.uid}")
 
-    async def one(node: str) -> None:
-        pod = await state.create(found.body(state, node, action.reason), node, found.variant.gpus, now_s)
-        state.decided[pod.uid] = state.placed[pod.uid] = now_s
+    async def one(node: str, take: Take | None) -> None:
+        body = found.body(state, node, action.reason, take.name if take else "")
+        pod = await state.create(body, node, found.variant.gpus, now_s)
+        state.decided[pod.uid] = take.decided_s if take else now_s
+        state.placed[pod.uid] = now_s
 
-    await _all(owner, action, [partial(one, node) for node in nodes], now_s)
+    claims = _claims(state, action.uid, nodes)
+    await _all(owner, action, [partial(one, *pair) for pair in zip(nodes, claims, strict=True)], now_s)
+
+
+def _claims(state: State, variant: str, nodes: list[str]) -> list[Take | None]:
+    """For each new replica the take-back that made room for it there, if one did."""
+    takes = [take for take in state.takes.values() if take.variant == variant]
+    left = {
+        (take.key, node): sum(victim.is_freed and victim.node == node for victim in take.victims.values())
+        - sum(pod.place == node for pod in state.replicas(take))
+        for take in takes
+        for node in set(nodes)
+    }
+    found: list[Take | None] = []
+    for node in nodes:
+        take = next((take for take in takes if left[take.key, node] > 0), None)
+        if take is not None:
+            left[take.key, node] -= 1
+        found.append(take)
+    return found
 
 
 async def _start_workers(state: State, action: Action, now_s: float) -> None:

@@ -5,6 +5,7 @@ made again from the caches after a restart; what is only in memory (clocks, back
 """
 
 import asyncio
+import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from slackwater_operator.cluster.kube.ports import Caches, Progress, ReclaimView
 from slackwater_operator.cluster.kube.takes import Key, Take, Victim
 from slackwater_operator.core import PermanentError, SlackwaterError, TemporaryError
 from slackwater_operator.kube.client import Kube
-from slackwater_operator.kube.errors import NotFound, Unreachable
+from slackwater_operator.kube.errors import Conflict, NotFound, Unreachable
 from slackwater_operator.kube.types import PODS, Object, custom, micro_stamp
 from slackwater_operator.resources import names
 from slackwater_operator.resources.cleaning import CleaningJob
@@ -101,6 +102,13 @@ class State:
         take = self.victims.get(pod.uid)
         found = take.victims.get(pod.uid) if take else None
         return found if found is not None and found.k8s_uid == pod.k8s_uid else None
+
+    def replicas(self, take: Take) -> list[Pod]:
+        """The replicas that a take-back made or makes room for."""
+        if not take.variant:
+            return []
+        service = names.object_uid(take.namespace, take.ref_name)
+        return [pod for pod in self.index.of(names.POD_INFERENCE, service) if pod.reclaim == take.name]
 
     def leaving_since(self, pod: Pod) -> float | None:
         """Since when a pod is on its way out: its end was decided, sent or seen."""
@@ -200,6 +208,24 @@ class State:
                 PODS, pod.name, patch, pod.namespace, subresource="status", manager=names.MANAGER_RECLAIM
             )
         self.remember_pod(answer)
+
+    async def bind(self, pod: Pod, node: str) -> None:
+        """Put a pod that waits on its node, as the scheduler would."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod.name}, "target": target}
+        if self.kube.before_write is not None:
+            await self.kube.before_write("bind", PODS, pod.name)
+        try:
+            async with self.limiter:
+                path = PODS.path(pod.namespace, pod.name, "binding")
+                await self.kube.raw("POST", path, body=json.dumps(body).encode())
+        except (Conflict, NotFound):
+            return  # the scheduler was faster, or it is gone: the watch will tell
+
+    async def try_out(self, body: Object) -> None:
+        """Would the server take this pod?  Raises as a create does."""
+        async with self.limiter:
+            await self.kube.create(PODS, body, manager=names.MANAGER_CHILDREN, dry_run=True)
 
     def remember_pod(self, obj: Object) -> None:
         """The answer to a write, into the cache at once."""

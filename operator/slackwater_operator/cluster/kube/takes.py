@@ -69,12 +69,14 @@ class Take:
     decided_s: float
     victims: dict[str, Victim]
     variant: str = ""
+    replica_gpus: int = 1
     spike_s: float | None = None
     in_doubt: bool = False
     written: str = ""
     freed_s: float | None = None
     serving_s: float | None = None
     is_late: bool = False  # the deadline's passing was said
+    is_late_written: bool = False
     forsaken: set[str] = field(default_factory=set)
     replicas: dict[str, str] = field(default_factory=dict)  # pods that were asked for by us: uid -> node
     served: set[str] = field(default_factory=set)  # of these, those that were ready
@@ -91,6 +93,17 @@ class Take:
     def living(self) -> list[Victim]:
         """Victims that still hold their GPUs."""
         return [victim for victim in self.victims.values() if not victim.is_freed]
+
+    @property
+    def expected(self) -> int:
+        """How many replicas it makes room for by itself, at least one if it is for a service."""
+        if not self.variant:
+            return 0
+        freed: dict[str, tuple[int, int]] = {}
+        for victim in self.victims.values():
+            gpus, count = freed.get(victim.node, (0, 0))
+            freed[victim.node] = (gpus + victim.gpus, count + 1)
+        return max(1, sum(reservations(freed, {}, self.replica_gpus).values()))
 
     @property
     def is_settled(self) -> bool:
@@ -179,6 +192,7 @@ def resumed(reclaim: Reclaim, clock: Clock) -> Take:
             victim.durable_unit, victim.digest = seen.durable_unit, seen.digest
         if seen is not None and seen.freed_at is not None:
             victim.freed_s = clock.moment(seen.freed_at.timestamp())
+            victim.outcome = victim.outcome or "Unverified"  # what it left behind went with the leader that saw it
         victims[planned.pod] = victim
     created = reclaim.metadata.creation_timestamp
     decided = status.timings.decided_at or created

@@ -25,7 +25,7 @@ from slackwater_operator.resources.pool import CapacityPool
 
 logger = logging.getLogger(__name__)
 
-UNBOUND_S = 5.0  # a replica that the scheduler did not bind to a free GPU for so long is made anew by us
+UNBOUND_S = 5.0  # a replica that was not bound to a free GPU for so long is made anew
 STUCK_S = 60.0  # an image that cannot be had by then is a failure
 STRANDED_S = 5.0  # a pod whose node is not there any more ended with it
 FORCE_EVERY_S = 5.0
@@ -151,9 +151,9 @@ class Tending:
         state = self.state
         page, take = state.books.pages.get(pod.target), state.takes.get((pod.namespace, pod.reclaim))
         if page is not None and pod.uid in page.visible:
-            if now_s - page.visible[pod.uid] <= UNBOUND_S:
-                return []
-            return self._give_up(pod, "the scheduler did not bind it to a free GPU", now_s)
+            if now_s - page.visible[pod.uid] > UNBOUND_S:
+                return self._give_up(pod, "it could not be bound to a free GPU", now_s)
+            return [partial(state.bind, pod, pod.target)]
         living = [victim for victim in take.living if victim.node == pod.target] if take else []
         if take is not None and living:
             if now_s - take.decided_s <= _retarget_after_s(state.catalogue.pools.get(take.pool)):

@@ -21,7 +21,7 @@ from slackwater_operator.operate.revisions import Ledger
 from slackwater_operator.operate.services import missing_pools
 from slackwater_operator.operate.statuses import jobs, pools, services
 from slackwater_operator.operate.statuses.conditions import Emit, conditions
-from slackwater_operator.operate.statuses.writer import StatusWriter
+from slackwater_operator.operate.statuses.writer import Event, StatusWriter
 from slackwater_operator.operate.watches import Watches
 from slackwater_operator.resources.names import RECLAIM
 from slackwater_operator.resources.reclaim import Reclaim
@@ -62,6 +62,13 @@ class Known(Protocol):
     def has_keeper(self, job: str) -> bool: ...
 
 
+class Said(list[Event]):
+    """An `Emit` that keeps what it is told, until the status that it belongs to is written."""
+
+    def __call__(self, obj: Object, type_: str, reason: str, message: str, action: str, /) -> None:
+        self.append((obj, type_, reason, message, action))
+
+
 class Round:
     """Writes the statuses of all our objects."""
 
@@ -76,10 +83,9 @@ class Round:
     ) -> None:
         self._watches = watches
         self._catalog = catalog
-        self._emit = emit
         self._clock = clock
         self._wall = wall
-        self._writer = StatusWriter(kube, clock)
+        self._writer = StatusWriter(kube, clock, emit)
 
     async def write(self, known: Known) -> None:
         """Once over everything."""
@@ -100,14 +106,16 @@ class Round:
         for obj in [*self._watches.pools.values()]:
             key = key_of(obj)
             refused = shelf.refused.get(key, "")
-            status = pools.pool_status(obj, shelf.valid.get(key), refused, views.get(key[1]), now, self._emit)
-            self._writer.want(self._watches.pools, obj, status)
+            said = Said()
+            status = pools.pool_status(obj, shelf.valid.get(key), refused, views.get(key[1]), now, said)
+            self._writer.want(self._watches.pools, obj, status, (), said)
         nodes = [*self._watches.nodes.values()]
         for obj in [*self._watches.flavors.values()]:
             key = key_of(obj)
             flavor, refused = self._catalog.flavors.valid.get(key), self._catalog.flavors.refused.get(key, "")
-            status = pools.flavor_status(obj, flavor, refused, nodes, now, self._emit)
-            self._writer.want(self._watches.flavors, obj, status)
+            said = Said()
+            status = pools.flavor_status(obj, flavor, refused, nodes, now, said)
+            self._writer.want(self._watches.flavors, obj, status, (), said)
 
     def _services(self, known: Known, snapshot: Snapshot, now: str) -> None:
         views = {view.name: view for view in known.cluster.services()}
@@ -132,8 +140,9 @@ class Round:
                 trouble=troubles.get(key, ""),
             )
             refused = self._catalog.services.refused.get(key, "")
-            status = services.service_status(obj, service, refused, seen, now, self._emit)
-            self._writer.want(self._watches.services, obj, status, services.SLOW)
+            said = Said()
+            status = services.service_status(obj, service, refused, seen, now, said)
+            self._writer.want(self._watches.services, obj, status, services.SLOW, said)
 
     def _jobs(self, known: Known, now: str) -> None:
         views = {view.uid: view for view in known.cluster.jobs()}
@@ -157,15 +166,17 @@ class Round:
                 trouble=troubles.get(key, ""),
             )
             refused = self._catalog.jobs.refused.get(key, "")
-            status = jobs.job_status(obj, job, refused, seen, now, self._emit)
-            self._writer.want(self._watches.jobs, obj, status, jobs.SLOW)
+            said = Said()
+            status = jobs.job_status(obj, job, refused, seen, now, said)
+            self._writer.want(self._watches.jobs, obj, status, jobs.SLOW, said)
 
     def _answers(self, snapshot: Snapshot, now: str) -> None:
         for key, reclaim in self._catalog.reclaims.valid.items():
             obj = self._watches.reclaims.get(*key)
             if obj is None or not reclaim.spec.dry_run or (obj.get("status") or {}).get("phase"):
                 continue
-            self._writer.want(self._watches.reclaims, obj, answer(obj, reclaim, snapshot, now, self._emit))
+            said = Said()
+            self._writer.want(self._watches.reclaims, obj, answer(obj, reclaim, snapshot, now, said), (), said)
 
     def _late(self) -> dict[str, str]:
         """By service, a Reclaim for it that missed its deadline lately."""

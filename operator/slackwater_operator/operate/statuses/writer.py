@@ -5,7 +5,7 @@ Owns the comparison with what the API server has, and the pace.  Server-side app
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,19 @@ from slackwater_operator.kube.cache import Cache
 from slackwater_operator.kube.client import Kube
 from slackwater_operator.kube.errors import NotFound
 from slackwater_operator.kube.types import Key, Object, key_of
+from slackwater_operator.operate.statuses.conditions import Emit
 from slackwater_operator.resources.names import API_VERSION, MANAGER_STATUS
 
 logger = logging.getLogger(__name__)
 
 PACE_S = 1.0
 SLOW_S = 15.0  # counters grow all the time; nobody reads them more often
-ABREAST = 16
+SLOW_RATE = 20.0  # objects a second that are written for them alone: with very many of them SLOW_S grows
+AT_ONCE = 100  # writes of one flush; what is left over is wanted again a second later
+ABREAST = 8
 
 Where = tuple[str, Key]
+Event = tuple[Object, str, str, str, str]  # what `Emit` is called with
 
 
 @dataclass(slots=True)
@@ -31,32 +35,51 @@ class _Written:
     trouble: str = ""
 
 
-class StatusWriter:
-    """Collects what each object's status should be, and writes it with `flush`."""
+@dataclass(frozen=True, slots=True)
+class _Due:
+    cache: Cache
+    obj: Object
+    status: Object
+    events: tuple[Event, ...]
+    is_slow: bool  # only what always changes has changed
 
-    def __init__(self, kube: Kube, clock: Callable[[], float]) -> None:
+
+class StatusWriter:
+    """Collects what each object's status should be, and writes it with `flush`.
+
+    emit: says the Events that go with a change, once it is written.
+    """
+
+    def __init__(self, kube: Kube, clock: Callable[[], float], emit: Emit) -> None:
         self._kube = kube
         self._clock = clock
+        self._emit = emit
         self._written: dict[Where, _Written] = {}
-        self._due: list[tuple[Cache, Object, Object]] = []
+        self._due: list[_Due] = []
 
-    def want(self, cache: Cache, obj: Object, status: Object, slow: Collection[str] = ()) -> None:
+    def want(
+        self,
+        cache: Cache,
+        obj: Object,
+        status: Object,
+        slow: Collection[str] = (),
+        events: Iterable[Event] = (),
+    ) -> None:
         """This is the status of a cached object.  slow: its fields that alone are no reason to write at once."""
         live = obj.get("status") or {}
         where = (cache.resource.plural, key_of(obj))
-        since_s = self._clock() - self._written[where].at_s if where in self._written else SLOW_S
-        if _same(live, status, slow):
-            if since_s < SLOW_S or _same(live, status, ()):
-                return
-        elif since_s < PACE_S:
+        slow_s = max(SLOW_S, len(self._written) / SLOW_RATE)
+        since_s = self._clock() - self._written[where].at_s if where in self._written else slow_s
+        is_slow = _same(live, status, slow)
+        if since_s < (slow_s if is_slow else PACE_S) or (is_slow and _same(live, status, ())):
             return
-        self._due.append((cache, obj, status))
+        self._due.append(_Due(cache, obj, status, tuple(events), is_slow))
 
     async def flush(self) -> None:
-        """Write what is due; raises nothing."""
-        due, self._due = self._due, []
+        """Write what is due, at most `AT_ONCE`; raises nothing."""
+        due, self._due = sorted(self._due, key=lambda one: one.is_slow), []
         room = asyncio.Semaphore(ABREAST)
-        await asyncio.gather(*(self._write(room, cache, obj, status) for cache, obj, status in due))
+        await asyncio.gather(*(self._write(room, one) for one in due[:AT_ONCE]))
 
     def forget(self, caches: Collection[Cache]) -> None:
         """Drop the memory of objects that are gone."""
@@ -65,8 +88,9 @@ class StatusWriter:
         for where in gone:
             del self._written[where]
 
-    async def _write(self, room: asyncio.Semaphore, cache: Cache, obj: Object, status: Object) -> None:
-        where = (cache.resource.plural, key_of(obj))
+    async def _write(self, room: asyncio.Semaphore, due: _Due) -> None:
+        cache, status = due.cache, due.status
+        where = (cache.resource.plural, key_of(due.obj))
         namespace, name = where[1]
         metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
         body = {"apiVersion": API_VERSION, "kind": cache.resource.kind, "metadata": metadata, "status": status}
@@ -83,6 +107,8 @@ class StatusWriter:
                     logger.warning("status not written: %s", error)
                 return
         cache.remember(answer)
+        for event in due.events:
+            self._emit(*event)
 
 
 def _same(live: Object, wanted: Object, slow: Collection[str]) -> bool:

@@ -246,7 +246,7 @@ def container_state(pod: Object, container: str = "main") -> Mapping[str, Object
 
 
 def _busybox() -> Path | None:
-    return next((path for path in BUSYBOX if path.exists()), None)
+    return next((path for path in BUSYBOX if path.exists() and oci.is_static(path)), None)
 
 
 def _answers(url: str) -> bool:

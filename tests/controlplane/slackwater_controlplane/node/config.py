@@ -65,7 +65,21 @@ class Paths:
         return self.folder / "cni"
 
 
-def containerd(paths: Paths, *, runc: Path, cni_plugins: Path) -> str:
+def snapshotter(folder: Path, mounts: str) -> str:
+    """How containerd stacks layers below a folder.  mounts: the text of /proc/mounts.
+
+    An overlay cannot lie on an overlay, which is what a container of somebody else has for its root; there layers are
+    copied instead.
+    """
+    kinds = {}
+    for line in mounts.splitlines():
+        _, point, kind, *_ = line.split()
+        kinds[point] = kind  # the last one hides the others
+    place = next(str(parent) for parent in (folder, *folder.parents) if str(parent) in kinds)
+    return "native" if kinds[place] == "overlay" else "overlayfs"
+
+
+def containerd(paths: Paths, *, runc: Path, cni_plugins: Path, snapshotter: str = "overlayfs") -> str:
     """The text of containerd's config.toml."""
     runtime = 'plugins."io.containerd.cri.v1.runtime"'
     return f"""\
@@ -78,7 +92,7 @@ disabled_plugins = {json.dumps(_UNUSED_PLUGINS)}
 address = "{paths.containerd_socket}"
 
 [plugins."io.containerd.cri.v1.images"]
-snapshotter = "overlayfs"
+snapshotter = "{snapshotter}"
 
 [plugins."io.containerd.cri.v1.images".pinned_images]
 sandbox = "{BUSYBOX_IMAGE}"
@@ -150,6 +164,9 @@ def kubelet(paths: Paths, *, address: str, client_ca: Path, serving: Pair) -> st
             "resolvConf": "/dev/null",
             "clusterDNS": [CLUSTER_DNS],
             "clusterDomain": CLUSTER_DOMAIN,
+            # A device that fails is told at once; the default looks every 10 s.
+            "nodeStatusUpdateFrequency": "1s",
+            "nodeStatusReportFrequency": "5m",
             "registerNode": True,
             "maxPods": 200,
         },

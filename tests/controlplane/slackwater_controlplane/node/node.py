@@ -191,7 +191,10 @@ class Node:
         for name, value in config.KERNEL_SETTINGS.items():
             self._setting(name).write_text(value)
         text = config.containerd(
-            self.paths, runc=self._programs.path("runc"), cni_plugins=self._programs.path("ptp").parent
+            self.paths,
+            runc=self._programs.path("runc"),
+            cni_plugins=self._programs.path("ptp").parent,
+            snapshotter=config.snapshotter(self.place.folder.resolve(), Path("/proc/mounts").read_text()),
         )
         (self.place.folder / "containerd.toml").write_text(text)
         (self.paths.cni / "10-pods.conflist").write_text(config.network(self.place.pod_range))
