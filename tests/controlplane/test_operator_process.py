@@ -195,7 +195,7 @@ def test_fills_what_is_idle_and_gives_it_back_when_the_gateway_says_so(rig: Rig)
         assert sum(len(reclaim["spec"]["victims"]) for reclaim in reclaims) == 2
         status = rig.service()["status"]
         assert status["desiredReplicas"] == 3
-        wait_until(lambda: rig.service()["status"]["readyReplicas"] == 3)
+        wait_until(lambda: rig.service()["status"]["readyReplicas"] == 3, 30, all_words(one))
         assert rig.condition(rig.service(), "SignalsFresh")["status"] == "True"
         pool = rig.admin.get("capacitypools.slackwater.dev", "east")
         assert pool["status"]["total"] == 8
@@ -229,7 +229,7 @@ def test_another_replica_acts_within_ten_seconds_of_the_leaders_death(rig: Rig) 
         wait_until(one.leads, 60, all_words(one))
         with rig.operator("two") as two:
             wait_until(lambda: rig.bound("cleaning") == 7, 60, all_words(one, two))
-            wait_until(lambda: two.health()[0] == 200, 30, all_words(two))
+            wait_until(lambda: two.health()[0] == 200, 60, all_words(two))
             assert not two.leads()
 
             one.kill()
@@ -251,7 +251,7 @@ def test_the_standby_writes_nothing_and_nobody_lists_once_things_are_steady(rig:
         wait_until(one.leads, 60, all_words(one))
         with rig.operator("two") as two:
             wait_until(lambda: rig.bound("cleaning") == 7, 60, all_words(one, two))
-            wait_until(lambda: two.health()[0] == 200, 30, all_words(two))
+            wait_until(lambda: two.health()[0] == 200, 60, all_words(two))
             time.sleep(3)
             since = rig.plane.audit_position()
             time.sleep(20)

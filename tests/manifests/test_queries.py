@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from slackwater_manifests import dashboard, rules
 from slackwater_manifests.panels import Panel
@@ -140,3 +142,12 @@ def test_both_forms_of_the_rules_say_the_same() -> None:
     documents = rules.documents()
 
     assert documents["rules-crd.yaml"]["spec"] == documents["rules.yaml"]
+
+
+def test_the_dashboard_is_what_grafana_11_reads_back() -> None:
+    board = json.loads((MANIFESTS / "monitoring/dashboard.json").read_text())
+
+    read = Dashboard.from_json(board)
+
+    assert board["schemaVersion"] == 41
+    assert json.loads(JSONEncoder(sort_keys=True).encode(read)) == board
