@@ -25,12 +25,14 @@ test:  ## run every test that this machine can run
 	@.setup/setup dev
 	@.setup/sdk-tests "$(CACHE)/sdk-tests"
 	@.setup/slurm --if-possible
+	@.setup/prometheus --if-possible
 	@.setup/controlplane control-plane kwok --if-possible
 	$(BIN)/pytest -m "not long" $(ARGS)
 
 test-long:  ## run what takes long: a real Kubernetes with nodes, images, ingress, the crash matrix (as root)
 	@.setup/setup dev
 	@.setup/slurm --if-possible
+	@.setup/prometheus --if-possible
 	@.setup/controlplane control-plane kwok nodes gateway
 	@.setup/images
 	$(BIN)/pytest -m long --record tests/long-results.json $(ARGS)

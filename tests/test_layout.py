@@ -111,7 +111,7 @@ def test_links_between_our_pages_lead_somewhere(path: Path) -> None:
 def test_locks_pin_by_hash_and_name_no_registry() -> None:
     locks = sorted((ROOT / ".setup/locks").glob("*.lock"))
 
-    assert {lock.stem for lock in locks} == {"operator", "workers", "inference", "demo", "dev", "uv"}
+    assert {lock.stem for lock in locks} == {"operator", "workers", "inference", "demo", "dev", "build", "uv"}
     for lock in locks:
         text = lock.read_text()
         assert "://" not in text

@@ -278,7 +278,7 @@ async def test_work_on_a_node_that_is_gone_starts_elsewhere(kinds: ControlPlane,
     ("rival", "when", "number"),
     [
         *((False, when, number) for when in ("before", "after") for number in range(6)),
-        *((True, "before", number) for number in range(8)),
+        *((True, "before", number) for number in range(11)),
     ],
 )
 async def test_killed_at_any_write_the_next_operator_ends_where_an_undisturbed_one_does(
@@ -312,7 +312,7 @@ async def test_killed_at_any_write_the_next_operator_ends_where_an_undisturbed_o
             assert it.over_allocated() == []
             await asyncio.sleep(0.05)
 
-        assert it.crashed
+        assert it.crashed or number > 9  # the scheduler may bind one before we do
         assert len(it.pods(names.POD_INFERENCE)) == need
         assert len(it.pods(names.POD_CLEANING)) == 4 - need
         assert sum(len(one.spec.victims or ()) for one in it.reclaims()) == need

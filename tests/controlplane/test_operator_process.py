@@ -193,9 +193,12 @@ def test_fills_what_is_idle_and_gives_it_back_when_the_gateway_says_so(rig: Rig)
         assert max(nodes.count(name) for name in set(nodes)) <= 4
         reclaims = rig.admin.list("reclaims.slackwater.dev", FLEET)
         assert sum(len(reclaim["spec"]["victims"]) for reclaim in reclaims) == 2
-        status = rig.service()["status"]
-        assert status["desiredReplicas"] == 3
-        wait_until(lambda: rig.service()["status"]["readyReplicas"] == 3, 30, all_words(one))
+
+        def counts() -> tuple[int, int]:
+            status = rig.service()["status"]
+            return status["desiredReplicas"], status["readyReplicas"]
+
+        wait_until(lambda: counts() == (3, 3), 30, lambda: f"{rig.service()['status']}\n{one.words()}")
         assert rig.condition(rig.service(), "SignalsFresh")["status"] == "True"
         pool = rig.admin.get("capacitypools.slackwater.dev", "east")
         assert pool["status"]["total"] == 8

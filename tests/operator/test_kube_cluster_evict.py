@@ -69,6 +69,7 @@ async def test_where_a_rival_waits_a_replica_waits_for_its_victim_s_gpu_on_that_
         [uid] = world.pods(names.POD_INFERENCE)
         pod = world.pod(uid)
         assert "nodeName" not in pod["spec"]
+        assert pod["spec"]["schedulingGates"] == [{"name": "slackwater.dev/gpu"}]
         assert pod["status"]["nominatedNodeName"] == "n1"
         assert pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] == {
             "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]
@@ -281,7 +282,7 @@ async def test_a_replica_that_cannot_be_bound_gives_its_gpu_back() -> None:
         variant, workers = await full_node(world, rival=True)
         await world.evict(workers[:1], variant)
         world.finish(workers[0])
-        world.fake.fail("create", "pods", code=500, times=99)
+        world.fake.fail("merge", "pods", code=500, times=99)
         await world.tend()
 
         await world.tend(6.0)

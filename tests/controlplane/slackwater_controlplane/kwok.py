@@ -80,7 +80,7 @@ class Kwok:
         labels: Mapping[str, str] | None = None,
         is_tainted: bool = False,
     ) -> list[str]:
-        """Create nodes `PREFIX-N` and return their names when all are ready.
+        """Create nodes `PREFIX-N` and return their names when all are ready and pods may go there.
 
         labels: besides the GPU's product.   is_tainted: pods must tolerate `kwok.x-k8s.io/node`, beside real nodes.
         """
@@ -90,7 +90,7 @@ class Kwok:
         self._names += names
         self._each(self.cluster.admin.create, bodies)
         for name in reversed(names):  # the last one first: the others need no second look
-            self.cluster.admin.wait_for("nodes", name, is_ready, timeout_s=_START_S)
+            self.cluster.admin.wait_for("nodes", name, _is_usable, timeout_s=_START_S)
         return names
 
     def remove_nodes(self, names: Iterable[str] | None = None) -> None:
@@ -114,7 +114,7 @@ class Kwok:
     def mend_node(self, name: str) -> None:
         """Back from `break_node`; returns when it is ready."""
         self.cluster.admin.patch("nodes", name, {"metadata": {"labels": {DOWN: None}}})
-        self.cluster.admin.wait_for("nodes", name, is_ready)
+        self.cluster.admin.wait_for("nodes", name, _is_usable)
 
     def set_gpus(self, name: str, allocatable: int) -> None:
         """How many of a node's GPUs its device plugin calls healthy."""
@@ -131,6 +131,12 @@ def is_ready(node: Object) -> bool:
     """Whether a node or pod says that it is ready."""
     conditions = node.get("status", {}).get("conditions") or []
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _is_usable(node: Object) -> bool:
+    """Ready, and the controllers have taken away the taint that every new node gets."""
+    keys = [taint["key"] for taint in node["spec"].get("taints", ())]
+    return is_ready(node) and not any(key.startswith("node.kubernetes.io/") for key in keys)
 
 
 def _node(name: str, product: str, gpus: int, labels: Mapping[str, str], is_tainted: bool) -> Object:

@@ -3,8 +3,8 @@
 Owns the order of writes.  One replica on trial, so that nobody is sent away for a pod that the server does not take;
 the Reclaim, so that a new leader can finish what was begun; then all victims at once.  A GPU that is seen free is given
 on by the next plan.  Only where a pod of somebody else waits for GPUs does a replica wait for each victim's: nominated
-for it before that victim is told to go, so that the scheduler counts the GPU as taken for whatever is less important,
-and bound by us the moment that the GPU is free.
+for it before that victim is told to go, so that the scheduler counts the GPU as taken for whatever is less important;
+gated, so that the scheduler does not bind it too; and bound by us the moment that the GPU is free.
 Everything here may be done again: whatever is there already is not done twice.
 """
 

@@ -20,6 +20,7 @@ USER = 65532  # nobody's, as in our images
 TMP = "slackwater-tmp"
 LEDGER = "slackwater-ledger"
 INPUT = "slackwater-input"
+GATE = f"{names.GROUP}/gpu"  # keeps a replica from the scheduler until its GPU is seen free
 FIRST_LOAD_S = 1200  # an engine that is not ready by then is started again elsewhere
 
 Spec = dict[str, Any]
@@ -27,7 +28,7 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a pod goes.  is_bound: put there by us; else the scheduler may bind it there, and nowhere else."""
+    """Where a pod goes.  is_bound: put there when it is made; else it waits for a GPU of that node."""
 
     node: str
     pool: str
@@ -109,6 +110,7 @@ def _pod(owner: Resource, template: Object, place: Place, name: str, kind: str, 
         spec["nodeName"] = place.node
     else:
         _require_node(spec, place.node)
+        spec["schedulingGates"] = [*spec.get("schedulingGates", []), {"name": GATE}]
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -209,8 +209,16 @@ class State:
             )
         self.remember_pod(answer)
 
-    async def bind(self, pod: Pod, node: str) -> None:
-        """Put a pod that waits on its node, as the scheduler would."""
+    async def let_in(self, pod: Pod, node: str) -> None:
+        """Put a replica that waited on its node: take its gate away, and bind it as the scheduler would."""
+        if pod.is_gated:
+            patch: dict[str, Any] = {"spec": {"schedulingGates": None}}
+            async with self.limiter:
+                answer = await self.kube.merge(PODS, pod.name, patch, pod.namespace, manager=names.MANAGER_RECLAIM)
+            self.remember_pod(answer)
+        await self._bind(pod, node)
+
+    async def _bind(self, pod: Pod, node: str) -> None:
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod.name}, "target": target}
         if self.kube.before_write is not None:

@@ -153,7 +153,7 @@ class Tending:
         if page is not None and pod.uid in page.visible:
             if now_s - page.visible[pod.uid] > UNBOUND_S:
                 return self._give_up(pod, "it could not be bound to a free GPU", now_s)
-            return [partial(state.bind, pod, pod.target)]
+            return [partial(state.let_in, pod, pod.target)]
         living = [victim for victim in take.living if victim.node == pod.target] if take else []
         if take is not None and living:
             if now_s - take.decided_s <= _retarget_after_s(state.catalogue.pools.get(take.pool)):
