@@ -44,6 +44,9 @@ class CleaningJob(WorkerSettings):
     output: Path
     """The job's ledger, on a file system that every node sees."""
 
+    ledger_job: str | None = None
+    """The job's name in its ledger, where others work on it under another name than ours; `name` by default."""
+
     min_workers: Annotated[int, Field(ge=0)] = 1
     """So many may always wait for a GPU, also while none is idle; Slurm then starts them without us."""
 

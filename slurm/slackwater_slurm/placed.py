@@ -68,6 +68,7 @@ def translated(placed: Placed, gres: Mapping[str, str], settings: Kubernetes) ->
         name=job_name(placed.metadata.namespace or "", placed.metadata.name),
         input=Path(spec.slurm.input_path),
         output=Path(spec.slurm.ledger_path),
+        ledger_job=placed.metadata.name,
         min_workers=min(1, most),
         max_workers=most,
         gpu_types=gpu_types,

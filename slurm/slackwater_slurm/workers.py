@@ -17,7 +17,9 @@ def submission(job: CleaningJob, partition: str, gpu_type: str, num_tasks: int, 
     name = f"clean-{job.name}"
     output = str(job.logs_folder / "%A_%a.log")
     script = CleanScript(
-        command=worker_command(job.program, str(job.input), str(job.output), "--job", job.name, *options),
+        command=worker_command(
+            job.program, str(job.input), str(job.output), "--job", job.ledger_job or job.name, *options
+        ),
         name=name,
         partition=partition,
         gpu_type=gpu_type,

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 import yaml
-from kube_stage import DATA, GPUS, SERVING, SLOTS, Stage, is_over, is_ready, recordings, stage, until
+from kube_stage import DATA, GPUS, OPERATORS, SERVING, SLOTS, Stage, is_over, is_ready, recordings, stage, until
 from run import Row
 
 from slackwater_operator.demo.plan import free_port
@@ -31,8 +31,8 @@ from slackwater_operator.kube.connection import Connection
 from slackwater_operator.kube.types import PODS, Object, custom, name_of
 from slackwater_operator.resources import names
 
-ROUNDS = int(os.environ.get("OPERATOR_E2E_ROUNDS", "12"))
-COPIES = 6
+ROUNDS = int(os.environ.get("OPERATOR_E2E_ROUNDS", "10"))
+COPIES = int(os.environ.get("OPERATOR_E2E_COPIES", "16"))  # so that there is work until the last round
 SETTLE_S = 3.0
 TEXT = "It is a quarter past nine, and the water has begun to turn; nobody on the quay has noticed it yet."
 RECLAIMS = custom("reclaims", "Reclaim", True)
@@ -312,7 +312,7 @@ def measure() -> list[Row]:
             try:
                 found = perform(on, folder)
             except BaseException:
-                logs = on.cluster.kubectl("logs", "-n", names.OPERATOR_NAMESPACE, "-l", names.OPERATOR_NAMESPACE)
+                logs = on.cluster.kubectl("logs", "-n", names.OPERATOR_NAMESPACE, "-l", OPERATORS, "--tail=40")
                 sys.stderr.write(logs.stdout[-3000:])
                 raise
     rounds: list[Round] = found["rounds"]

@@ -24,7 +24,6 @@ from slackwater_controlplane.images import Images
 from slackwater_controlplane.node.cluster import PRODUCT, SITE, NodeCluster, why_not
 from slackwater_controlplane.node.node import NodeSpec
 from slackwater_controlplane.node.pods import CHECKOUT, python_paths
-from slackwater_controlplane.oci import BUSYBOX_IMAGE
 from slackwater_operator.resources import names
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +103,8 @@ def stage(folder: Path, say: Callable[[str], None]) -> Iterator[Stage]:
     images = Images(cache, os.environ, say=say)
     if why := why_not(programs) or programs.why_not(CONTROLLER) or images.why_not():
         raise RuntimeError(why)
-    ours = [images.ours(name) for name in ("operator", "worker")]
+    base = images.base()
+    ours = [base, *(images.ours(name) for name in ("operator", "worker"))]
     with NodeCluster(programs, cache / "controlplane/runs", NODES) as cluster:
         say(f"two nodes with {GPUS} GPUs each: {cluster.started_in_s}")
         cluster.load(*(image.archive for image in ours))
@@ -112,7 +112,7 @@ def stage(folder: Path, say: Callable[[str], None]) -> Iterator[Stage]:
         envoy.install()
         install(cluster)
         found = Stage(cluster, envoy, folder)
-        for body in (*volumes(folder), *resources()):
+        for body in (*volumes(folder), *resources(base.name)):
             cluster.admin.apply(body)
         envoy.apply()
         found.url = envoy.url()
@@ -189,22 +189,22 @@ def volume(name: str, namespace: str, path: Path) -> list[Object]:
     ]
 
 
-def resources() -> list[Object]:
-    """The five kinds' worth of a small site."""
+def resources(image: str) -> list[Object]:
+    """A small site.  image: one in which this machine's Python runs."""
     flavors = [ours("GPUFlavor", name, {"nodeSelector": {PRODUCT: product}}) for name, product in FLAVORS.items()]
     pool = {
         "flavors": [{"name": name} for name in FLAVORS],
         "lending": {"lendAfter": "1s"},
         "reclaim": {"deadline": "15s", "retargetAfter": "8s"},
     }
-    return [*flavors, ours("CapacityPool", "east", pool), service(), job()]
+    return [*flavors, ours("CapacityPool", "east", pool), service(image), job()]
 
 
-def service() -> Object:
+def service(image: str) -> Object:
     """One engine at the least; a burst needs more."""
     engine: Object = {
         "name": names.ENGINE_CONTAINER,
-        "image": BUSYBOX_IMAGE,
+        "image": image,
         "imagePullPolicy": "Never",
         "command": [f"{CHECKOUT}/.venv/bin/python", "-m", "slackwater_operator"],
         "args": ["engine", "serve", "--host", "0.0.0.0", "--port", "8080", "--slots", str(SLOTS), "--pace", "30"],

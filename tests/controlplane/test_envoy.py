@@ -18,7 +18,6 @@ from slackwater_controlplane.build import Programs
 from slackwater_controlplane.client import Admin, Object
 from slackwater_controlplane.cluster import ControlPlane
 from slackwater_controlplane.envoy import CONTROLLER, MANIFESTS, NAMESPACE, EnvoyGateway, definitions
-from slackwater_controlplane.fixtures_gateway import container_images, envoy_gateway  # noqa: F401 - fixtures
 from slackwater_controlplane.images import Images
 from slackwater_controlplane.node.cluster import NodeCluster
 from slackwater_controlplane.scripted_replica import LINE_BYTES
@@ -90,6 +89,29 @@ def conditions(status: Object) -> dict[str, str]:
     return found
 
 
+@pytest.fixture(scope="module")
+def speech(node_cluster: NodeCluster, container_images: Images) -> Speech:
+    image = container_images.ours("operator")
+    node_cluster.load(image.archive)
+    speech = Speech(node_cluster, image)
+    speech.start(GATEWAYS)
+    return speech
+
+
+@pytest.fixture(scope="module")
+def url(speech: Speech, envoy_gateway: EnvoyGateway) -> str:
+    envoy_gateway.apply()
+    url = envoy_gateway.url()
+    until(lambda: httpx.get(f"{url}/docs", trust_env=False).status_code == 200)
+    return url
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
 def test_the_route_is_the_api_and_nothing_else() -> None:
     [rule] = manifest("route")["spec"]["rules"]
 
@@ -140,26 +162,6 @@ def test_the_definitions_know_every_field_that_we_set(
 @pytest.mark.controlplane
 @pytest.mark.long
 class TestThroughEnvoy:
-    @pytest.fixture(scope="class")
-    def speech(self, node_cluster: NodeCluster, container_images: Images) -> Speech:  # noqa: F811 - a fixture
-        image = container_images.ours("operator")
-        node_cluster.load(image.archive)
-        speech = Speech(node_cluster, image)
-        speech.start(GATEWAYS)
-        return speech
-
-    @pytest.fixture(scope="class")
-    def url(self, speech: Speech, envoy_gateway: EnvoyGateway) -> str:  # noqa: F811 - a fixture
-        envoy_gateway.apply()
-        url = envoy_gateway.url()
-        until(lambda: httpx.get(f"{url}/docs", trust_env=False).status_code == 200)
-        return url
-
-    @pytest.fixture
-    def threads(self) -> Iterator[ThreadPoolExecutor]:
-        with ThreadPoolExecutor(4) as pool:
-            yield pool
-
     @pytest.mark.parametrize(
         ("resource", "name", "namespace", "expected"),
         [
@@ -282,7 +284,7 @@ class TestThroughEnvoy:
     def test_an_envoy_that_leaves_cuts_no_stream(
         self,
         url: str,
-        envoy_gateway: EnvoyGateway,  # noqa: F811 - a fixture
+        envoy_gateway: EnvoyGateway,
         node_cluster: NodeCluster,
         threads: ThreadPoolExecutor,
     ) -> None:
@@ -300,7 +302,7 @@ class TestThroughEnvoy:
         assert [chunk.number for chunk in lines.chunks] == list(range(40))
         assert envoy_gateway.url() != url
 
-    def test_without_any_gateway_the_answer_is_the_apis(self, envoy_gateway: EnvoyGateway, speech: Speech) -> None:  # noqa: F811
+    def test_without_any_gateway_the_answer_is_the_apis(self, envoy_gateway: EnvoyGateway, speech: Speech) -> None:
         url = envoy_gateway.url()
         speech.scale(0)
         until(lambda: not speech.gateways())

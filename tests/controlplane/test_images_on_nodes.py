@@ -8,7 +8,6 @@ import pytest
 
 from slackwater_controlplane.client import Object
 from slackwater_controlplane.envoy import is_pod_ready
-from slackwater_controlplane.fixtures_gateway import container_images  # noqa: F401 - a fixture
 from slackwater_controlplane.images import Image, Images
 from slackwater_controlplane.node.cluster import NodeCluster, container_state
 from slackwater_controlplane.node.pods import CHECKOUT, pod, with_host_python
@@ -41,7 +40,7 @@ def restricted_namespace(node_cluster: NodeCluster, node_namespace: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def loaded(node_cluster: NodeCluster, container_images: Images) -> dict[str, Image]:  # noqa: F811 - a fixture
+def loaded(node_cluster: NodeCluster, container_images: Images) -> dict[str, Image]:
     images = {name: container_images.ours(name) for name in ("operator", "worker")}
     node_cluster.load(*(image.archive for image in images.values()))
     return images

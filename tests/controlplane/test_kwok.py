@@ -100,7 +100,7 @@ def test_a_worker_asked_to_leave_flushes_leaves_its_receipt_and_goes(
     assert last["status"]["phase"] == "Failed"
     assert terminated(last)["exitCode"] == 75
     assert terminated(last)["message"] == receipt
-    assert 0.35 < stayed_s < 5
+    assert 0.35 < stayed_s < 15
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_worker_that_takes_longer_than_its_grace_is_killed(kube_admin: Admin, 
 
     assert terminated(last)["exitCode"] == 137
     assert terminated(last).get("message", "") == ""
-    assert 0.9 < stayed_s < 6
+    assert 0.9 < stayed_s < 20
 
 
 def test_a_stuck_pod_stays_until_it_is_forced(kube_admin: Admin, namespace: str, node: str) -> None:
@@ -173,7 +173,7 @@ def test_a_pod_that_leaves_before_it_started_is_just_gone(kube_admin: Admin, nam
     last, stayed_s = leave(kube_admin, "worker", namespace)
 
     assert "containerStatuses" not in last["status"]
-    assert stayed_s < 5
+    assert stayed_s < 15
 
 
 def test_a_broken_node_stays_broken_until_it_is_mended(kwok: Kwok, kube_admin: Admin, namespace: str) -> None:

@@ -19,7 +19,7 @@ NEED = 3  # replicas
 ROUNDS = 10
 SLOTS = 64
 WRITES = 8  # a Reclaim and its end; a victim's end and a replica for each of three GPUs
-CONTESTED_WRITES = 17  # and for each of them a promise, the gate's end and a binding
+CONTESTED_WRITES = 17  # and for each of them one that keeps its place: made, nominated, removed
 
 
 def new_loop(world: World, variant: str) -> Loop:

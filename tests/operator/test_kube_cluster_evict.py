@@ -277,12 +277,12 @@ async def test_a_delete_that_failed_is_sent_again() -> None:
         assert (before, world.leaving()) == ([], workers[:1])
 
 
-async def test_a_replica_that_cannot_be_bound_gives_its_gpu_back() -> None:
+async def test_a_place_that_is_kept_for_nobody_is_given_back() -> None:
     async with World() as world:
         variant, workers = await full_node(world, rival=True)
         await world.evict(workers[:1], variant)
         world.finish(workers[0])
-        world.fake.fail("merge", "pods", code=500, times=99)
+        world.fake.fail("create", "pods", code=500, times=99)
         await world.tend()
 
         await world.tend(6.0)

@@ -65,7 +65,7 @@ class Rig:
 
 @asynccontextmanager
 async def leading(*objects: Object, nodes: int = 1, **settings: Any) -> AsyncIterator[Rig]:
-    async with FakeKube() as fake, fake.kube() as kube, httpx.AsyncClient(trust_env=False) as http:
+    async with FakeKube() as fake, fake.kube() as kube:
         for obj in (a_flavor(), *objects):
             put(fake, obj)
         for index in range(nodes):
@@ -81,7 +81,7 @@ async def leading(*objects: Object, nodes: int = 1, **settings: Any) -> AsyncIte
 
         metrics = Metrics()
         means = Means(kube, watches, Catalog.of(watches), Endpoints(watches.pods), told, metrics, emit)
-        leader = Leader(means, Images(), http, asyncio.Event())
+        leader = Leader(means, Images(), asyncio.Event())
         rig = Rig(fake, leader, metrics, events, asyncio.create_task(leader.run()))
         try:
             yield rig

@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from slackwater_operator.operate import progress
 from slackwater_operator.operate.progress import Keepers, read_progress
-from slackwater_operator.operate.remote import BadAnswer
+from slackwater_operator.operate.remote import BadAnswer, clients
 from slackwater_operator.testing.remotes import StandInKeeper
 
 JOB = "ns/podcasts"
@@ -18,13 +17,12 @@ JOB = "ns/podcasts"
 
 @asynccontextmanager
 async def following(url: str) -> AsyncIterator[Keepers]:
-    async with httpx.AsyncClient(trust_env=False) as http:
-        keepers = Keepers(http, asyncio.get_running_loop().time, lambda: None)
-        await keepers.follow({JOB: url})
-        try:
-            yield keepers
-        finally:
-            await keepers.close()
+    keepers = Keepers(clients(), asyncio.get_running_loop().time, lambda: None)
+    await keepers.follow({JOB: url})
+    try:
+        yield keepers
+    finally:
+        await keepers.close()
 
 
 async def until(what: Callable[[], object]) -> None:

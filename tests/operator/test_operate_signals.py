@@ -5,10 +5,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import httpx
 import pytest
 
 from slackwater_operator.cluster.kube.ports import Replica
+from slackwater_operator.operate.remote import clients
 from slackwater_operator.operate.signals import Gateways
 from slackwater_operator.testing.remotes import StandInGateway
 
@@ -28,13 +28,12 @@ class Clock:
 
 @asynccontextmanager
 async def following(*gateways: StandInGateway, clock: Clock | None = None) -> AsyncIterator[Gateways]:
-    async with httpx.AsyncClient(trust_env=False) as http:
-        signals = Gateways(http, clock or Clock(), lambda: None)
-        await signals.follow({"ns/tts": [(gateway.url, True) for gateway in gateways]})
-        try:
-            yield signals
-        finally:
-            await signals.close()
+    signals = Gateways(clients(), clock or Clock(), lambda: None)
+    await signals.follow({"ns/tts": [(gateway.url, True) for gateway in gateways]})
+    try:
+        yield signals
+    finally:
+        await signals.close()
 
 
 async def until(what: Callable[[], object]) -> None:
@@ -57,8 +56,8 @@ async def test_a_sample_comes_with_each_answer_and_at_once_when_a_backlog_begins
 
 async def test_a_rise_of_demand_asks_for_a_tick() -> None:
     pokes = []
-    async with StandInGateway() as gateway, httpx.AsyncClient(trust_env=False) as http:
-        signals = Gateways(http, Clock(), lambda: pokes.append(1))
+    async with StandInGateway() as gateway:
+        signals = Gateways(clients(), Clock(), lambda: pokes.append(1))
         await signals.follow({"ns/tts": [(gateway.url, True)]})
         await until(lambda: pokes)
         pokes.clear()

@@ -50,6 +50,7 @@ def test_a_placed_job_reads_as_one_of_ours() -> None:
 
     assert isinstance(job, CleaningJob)
     assert (job.name, job.max_workers, job.gpu_types) == ("data-podcasts", 40, ("rtx5090", "h200"))
+    assert job.ledger_job == "podcasts"
     assert (str(job.input), str(job.output), job.settings) == ("/shared/in", "/shared/ledger", {"shard_items": "8"})
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from slackwater_operator.cluster.kube.ports import Replica
-from slackwater_operator.operate.remote import MAX_RETRY_S, BadAnswer, Outage, words
+from slackwater_operator.operate.remote import MAX_RETRY_S, BadAnswer, NewClient, Outage, words
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Gateway:
         self,
         service: str,
         url: str,
-        http: httpx.AsyncClient,
+        new_client: NewClient,
         clock: Callable[[], float],
         on_answer: Callable[["Gateway", Answer, Answer | None], None],
     ) -> None:
@@ -58,7 +58,7 @@ class Gateway:
         self.newest: Answer | None = None
         self.arrivals_total = 0  # over all its lives
         self.confirmed: frozenset[str] | None = None  # what it took last; None = nothing, in this life
-        self._http = http
+        self._http = new_client()
         self._clock = clock
         self._on_answer = on_answer
         self._outage = Outage(
@@ -73,6 +73,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._http.aclose()
 
     def tell(self, replicas: Sequence[Replica]) -> None:
         """These are its replicas from now on."""

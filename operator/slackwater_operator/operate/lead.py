@@ -10,8 +10,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import httpx
-
 from slackwater_operator.cluster.kube.cluster import KubeCluster
 from slackwater_operator.core import (
     Action,
@@ -33,6 +31,7 @@ from slackwater_operator.operate.decisions import tell
 from slackwater_operator.operate.endpoints import Endpoints
 from slackwater_operator.operate.metrics import Books, Metrics
 from slackwater_operator.operate.progress import Keepers
+from slackwater_operator.operate.remote import clients
 from slackwater_operator.operate.revisions import CONTROLLER_REVISIONS, Ledger
 from slackwater_operator.operate.rollout import Rollout
 from slackwater_operator.operate.services import limits, service_spec, with_bounds
@@ -80,13 +79,14 @@ class Means:
 class Leader:
     """One time of leadership."""
 
-    def __init__(self, means: Means, images: Images, http: httpx.AsyncClient, poked: asyncio.Event) -> None:
+    def __init__(self, means: Means, images: Images, poked: asyncio.Event) -> None:
         self._means = means
         self._poked = poked
+        new_client = clients()
         watches = means.watches
         self._endpoints = means.endpoints
-        self.gateways = Gateways(http, means.clock, poked.set)
-        self.keepers = Keepers(http, means.clock, poked.set)
+        self.gateways = Gateways(new_client, means.clock, poked.set)
+        self.keepers = Keepers(new_client, means.clock, poked.set)
         self._ledger = Ledger(
             watches.children[JOBS.plural].get, watches.children[CONTROLLER_REVISIONS.plural].get, self._status_of
         )

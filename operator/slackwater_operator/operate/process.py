@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import httpx
 from prometheus_client import start_http_server
 
 from slackwater_operator.core import PermanentError, TemporaryError
@@ -117,9 +116,7 @@ class Operator:
     async def _lead(self, means: Means) -> None:
         await means.watches.synced()
         images = await self._images(means.kube)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(limits=limits, trust_env=False) as http:
-            await Leader(means, images, http, self._poked).run()
+        await Leader(means, images, self._poked).run()
 
     @staticmethod
     def _raise_first(tasks: Mapping[str, "asyncio.Future[None]"]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from slackwater_operator.cluster.kube.ports import JobProgress, WorkerProgress
-from slackwater_operator.operate.remote import BadAnswer, Outage, words
+from slackwater_operator.operate.remote import BadAnswer, NewClient, Outage, words
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +26,13 @@ class Keeper:
     """Polls one keeper until `close`."""
 
     def __init__(
-        self, job: str, url: str, http: httpx.AsyncClient, clock: Callable[[], float], poke: Callable[[], None]
+        self, job: str, url: str, new_client: NewClient, clock: Callable[[], float], poke: Callable[[], None]
     ) -> None:
         self.url = url
         self.progress: JobProgress | None = None
         self.workers: dict[str, WorkerProgress] = {}
         self._job = job
-        self._http = http
+        self._http = new_client()
         self._clock = clock
         self._poke = poke
         self._outage = Outage(f"keeper of {job} at {url}", "its workers' durable points are not known", clock())
@@ -42,6 +42,7 @@ class Keeper:
         """Stop asking."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        await self._http.aclose()
 
     async def verify(self, receipt: Mapping[str, Any]) -> bool | None:
         """Whether the ledger holds a receipt; None = it cannot be told now."""
@@ -100,8 +101,8 @@ def read_progress(body: bytes, now_s: float) -> tuple[JobProgress, dict[str, Wor
 class Keepers:
     """Polls every keeper that it follows.  One event loop; all methods are called on it."""
 
-    def __init__(self, http: httpx.AsyncClient, clock: Callable[[], float], poke: Callable[[], None]) -> None:
-        self._http = http
+    def __init__(self, new_client: NewClient, clock: Callable[[], float], poke: Callable[[], None]) -> None:
+        self._new_client = new_client
         self._clock = clock
         self._poke = poke
         self._keepers: dict[str, Keeper] = {}
@@ -115,7 +116,7 @@ class Keepers:
             present = self._keepers.get(job)
             if present is not None and present.url == url:
                 continue
-            keeper = Keeper(job, url, self._http, self._clock, self._poke)
+            keeper = Keeper(job, url, self._new_client, self._clock, self._poke)
             if present is not None:
                 await present.close()
                 keeper.progress, keeper.workers = present.progress, present.workers

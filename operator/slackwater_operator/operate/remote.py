@@ -1,10 +1,12 @@
 """Another process that is asked again and again over HTTP, and may not answer.
 
-Owns the words of a failure and when they are logged: once an outage, not once a poll.  Called by `gateway` and
+Owns its connection, the words of a failure and when they are logged: once an outage, not once a poll.  Called by `gateway` and
 `progress`.
 """
 
 import logging
+import ssl
+from collections.abc import Callable
 
 import httpx
 
@@ -15,6 +17,19 @@ MAX_RETRY_S = 2.0
 LONG_RETRY_S = 5.0  # of one that has been silent for a minute: hundreds of them must not cost the others anything
 LONG_FAILURES = 30
 STARTING_S = 15.0  # a process that never answered is given so long before anybody hears of it
+
+
+NewClient = Callable[[], httpx.AsyncClient]
+
+
+def clients() -> NewClient:
+    """Makes a client for each of many servers.
+
+    One client for all of them looks through all of its connections for each request; a client each costs little, as
+    long as they share what they know of certificates.
+    """
+    tls = ssl.create_default_context()
+    return lambda: httpx.AsyncClient(verify=tls, trust_env=False)
 
 
 class Outage:

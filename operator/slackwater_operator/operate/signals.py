@@ -7,11 +7,10 @@ are taken.  One that does not answer makes its service's samples stop: the polic
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import httpx
-
 from slackwater_operator.cluster.kube.ports import Replica
 from slackwater_operator.core import TrafficSample
 from slackwater_operator.operate.gateway import Answer, Gateway
+from slackwater_operator.operate.remote import NewClient
 
 KEPT_SAMPLES = 10_000  # between two ticks; more can only pile up when no tick comes, and then the newest count
 
@@ -22,8 +21,8 @@ class Gateways:
     poke: called when a tick is wanted early, because demand rose.
     """
 
-    def __init__(self, http: httpx.AsyncClient, clock: Callable[[], float], poke: Callable[[], None]) -> None:
-        self._http = http
+    def __init__(self, new_client: NewClient, clock: Callable[[], float], poke: Callable[[], None]) -> None:
+        self._new_client = new_client
         self._clock = clock
         self._poke = poke
         self._gateways: dict[str, dict[str, Gateway]] = {}  # service -> url -> gateway
@@ -45,7 +44,7 @@ class Gateways:
             await self._end(service, [url for url in present if url not in there])
             for url, is_required in there.items():
                 if url not in present:
-                    present[url] = Gateway(service, url, self._http, self._clock, self._heard)
+                    present[url] = Gateway(service, url, self._new_client, self._clock, self._heard)
                     if service in self._replicas:
                         present[url].tell(self._replicas[service])
                 present[url].is_required = is_required

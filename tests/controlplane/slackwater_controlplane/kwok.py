@@ -3,6 +3,7 @@
 Owns kwok's process and the fake nodes.  What they do is `stages`.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 from slackwater_controlplane.client import Object
 from slackwater_controlplane.cluster import ControlPlane
+from slackwater_controlplane.errors import StartError
 from slackwater_controlplane.servers import Server
 from slackwater_controlplane.stages import DOWN, stages_file
 
@@ -20,6 +22,7 @@ T = TypeVar("T")
 
 _START_S = 60.0
 _PARALLEL = 8
+_POLL_S = 0.1
 
 
 class Kwok:
@@ -89,9 +92,15 @@ class Kwok:
         bodies = [_node(name, product, gpus, labels or {}, is_tainted) for name in names]
         self._names += names
         self._each(self.cluster.admin.create, bodies)
-        for name in reversed(names):  # the last one first: the others need no second look
-            self.cluster.admin.wait_for("nodes", name, _is_usable, timeout_s=_START_S)
+        self._await_usable(set(names))
         return names
+
+    def _await_usable(self, names: set[str]) -> None:
+        deadline_s = time.monotonic() + _START_S
+        while left := names - {one["metadata"]["name"] for one in self.cluster.admin.list("nodes") if _is_usable(one)}:
+            if time.monotonic() > deadline_s:
+                raise StartError(f"{len(left)} of {len(names)} fake nodes are not ready, {min(left)} for one")
+            time.sleep(_POLL_S)
 
     def remove_nodes(self, names: Iterable[str] | None = None) -> None:
         """Remove nodes, all that were added here by default, with whatever pods they have."""

@@ -2,9 +2,10 @@
 
 Owns the order of writes.  One replica on trial, so that nobody is sent away for a pod that the server does not take;
 the Reclaim, so that a new leader can finish what was begun; then all victims at once.  A GPU that is seen free is given
-on by the next plan.  Only where a pod of somebody else waits for GPUs does a replica wait for each victim's: nominated
-for it before that victim is told to go, so that the scheduler counts the GPU as taken for whatever is less important;
-gated, so that the scheduler does not bind it too; and bound by us the moment that the GPU is free.
+on by the next plan.  Only where a pod of somebody else waits for GPUs does a replica keep the place of each victim's:
+nominated for the GPU before that victim is told to go, so that the scheduler counts it as taken for whatever is less
+important, and gated, so that the scheduler does not bind it itself.  Once the GPU is seen free, the replica that runs is
+made there, bound, and the one that kept the place goes: at no moment does the GPU look free.
 Everything here may be done again: whatever is there already is not done twice.
 """
 
@@ -309,13 +310,28 @@ async def _tell(state: State, take: Take, pod: Pod, now_s: float) -> None:
 
 
 async def _reserve(state: State, take: Take, source: Running, node: str, now_s: float) -> None:
-    """A replica that waits for a victim's GPUs: only that node will do, and the scheduler keeps them for it."""
+    """A replica that keeps a victim's GPUs: the scheduler counts them as taken."""
     body = source.body(state, node, take.reason, take.name, is_bound=False)
     uid = names.object_uid(body["metadata"]["namespace"], body["metadata"]["name"])
     take.replicas[uid] = node
     pod = await state.create(body, node, 0, now_s)
     state.decided[pod.uid] = take.decided_s
     await state.nominate(pod, node)
+
+
+async def let_in(state: State, take: Take, keeper: Pod, now_s: float) -> None:
+    """The GPU that a replica kept is free: make the one that runs there, and let the other go.
+
+    Not if as many run there as victims went: then it was made already, and somebody died before this one went.
+    """
+    freed = sum(victim.is_freed and victim.node == keeper.target for victim in take.victims.values())
+    there = [pod for pod in state.replicas(take) if pod.node == keeper.target and not pod.is_over]
+    if len(there) < freed:
+        source = running(state, take.variant, now_s)
+        body = source.body(state, keeper.target, take.reason, take.name)
+        pod = await state.create(body, keeper.target, source.variant.gpus, now_s)
+        state.decided[pod.uid], state.placed[pod.uid] = take.decided_s, now_s
+    await state.delete(keeper, 0, now_s)
 
 
 async def _spare(state: State, take: Take, victims: list[Pod], why: str) -> None:

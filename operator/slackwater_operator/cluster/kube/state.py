@@ -5,7 +5,6 @@ made again from the caches after a restart; what is only in memory (clocks, back
 """
 
 import asyncio
-import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from slackwater_operator.cluster.kube.ports import Caches, Progress, ReclaimView
 from slackwater_operator.cluster.kube.takes import Key, Take, Victim
 from slackwater_operator.core import PermanentError, SlackwaterError, TemporaryError
 from slackwater_operator.kube.client import Kube
-from slackwater_operator.kube.errors import Conflict, NotFound, Unreachable
+from slackwater_operator.kube.errors import NotFound, Unreachable
 from slackwater_operator.kube.types import PODS, Object, custom, micro_stamp
 from slackwater_operator.resources import names
 from slackwater_operator.resources.cleaning import CleaningJob
@@ -208,27 +207,6 @@ class State:
                 PODS, pod.name, patch, pod.namespace, subresource="status", manager=names.MANAGER_RECLAIM
             )
         self.remember_pod(answer)
-
-    async def let_in(self, pod: Pod, node: str) -> None:
-        """Put a replica that waited on its node: take its gate away, and bind it as the scheduler would."""
-        if pod.is_gated:
-            patch: dict[str, Any] = {"spec": {"schedulingGates": None}}
-            async with self.limiter:
-                answer = await self.kube.merge(PODS, pod.name, patch, pod.namespace, manager=names.MANAGER_RECLAIM)
-            self.remember_pod(answer)
-        await self._bind(pod, node)
-
-    async def _bind(self, pod: Pod, node: str) -> None:
-        target = {"apiVersion": "v1", "kind": "Node", "name": node}
-        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod.name}, "target": target}
-        if self.kube.before_write is not None:
-            await self.kube.before_write("bind", PODS, pod.name)
-        try:
-            async with self.limiter:
-                path = PODS.path(pod.namespace, pod.name, "binding")
-                await self.kube.raw("POST", path, body=json.dumps(body).encode())
-        except (Conflict, NotFound):
-            return  # the scheduler was faster, or it is gone: the watch will tell
 
     async def try_out(self, body: Object) -> None:
         """Would the server take this pod?  Raises as a create does."""

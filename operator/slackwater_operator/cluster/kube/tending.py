@@ -11,7 +11,7 @@ from functools import partial
 
 from slackwater_operator.cluster.kube import drains
 from slackwater_operator.cluster.kube.endings import Endings
-from slackwater_operator.cluster.kube.evictions import DEFAULT_DEADLINE_S, advance, settle_doubt
+from slackwater_operator.cluster.kube.evictions import DEFAULT_DEADLINE_S, advance, let_in, settle_doubt
 from slackwater_operator.cluster.kube.pods import STUCK, Pod
 from slackwater_operator.cluster.kube.records import Records
 from slackwater_operator.cluster.kube.state import State, together
@@ -152,8 +152,8 @@ class Tending:
         page, take = state.books.pages.get(pod.target), state.takes.get((pod.namespace, pod.reclaim))
         if page is not None and pod.uid in page.visible:
             if now_s - page.visible[pod.uid] > UNBOUND_S:
-                return self._give_up(pod, "it could not be bound to a free GPU", now_s)
-            return [partial(state.let_in, pod, pod.target)]
+                return self._give_up(pod, "it was not replaced on a free GPU", now_s)
+            return [partial(let_in, state, take, pod, now_s)] if take is not None else []
         living = [victim for victim in take.living if victim.node == pod.target] if take else []
         if take is not None and living:
             if now_s - take.decided_s <= _retarget_after_s(state.catalogue.pools.get(take.pool)):
