@@ -1,165 +1,22 @@
 """The real operator process on a real API server, with the rights that its manifests give it and nodes of kwok."""
 
-import asyncio
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from slackwater_controlplane.build import Programs, cache_folder
-from slackwater_controlplane.client import Admin, ApiError
-from slackwater_controlplane.cluster import ControlPlane
-from slackwater_controlplane.fixtures import new_control_plane
-from slackwater_controlplane.kwok import PRODUCT, Kwok
+from slackwater_controlplane.build import Programs
+from slackwater_controlplane.client import ApiError
+from slackwater_controlplane.operator_rig import ACCOUNT, FLEET, MANIFESTS, PLURALS, SLOTS, Rig, all_words, new_rig
 from slackwater_operator.resources import names
-from slackwater_operator.testing.processes import OperatorProcess, wait_until
-from slackwater_operator.testing.remotes import StandInGateway
-from slackwater_operator.testing.resources import a_flavor, a_job, a_pool, a_reclaim, a_service
+from slackwater_operator.testing.processes import wait_until
+from slackwater_operator.testing.resources import a_job, a_pool, a_reclaim, a_service
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
 
-MANIFESTS = Path(__file__).parents[2] / "manifests"
-ACCOUNT = f"system:serviceaccount:{names.OPERATOR_NAMESPACE}:{names.SERVICE_ACCOUNT}"
-GROUPS = ("system:serviceaccounts", f"system:serviceaccounts:{names.OPERATOR_NAMESPACE}", "system:authenticated")
-FLEET = "fleet"
-SLOTS = 8
-PLURALS = [f"{kind.plural}.{names.GROUP}" for kind in names.KINDS]
 SAFE_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 SAFE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-Object = dict[str, Any]
-
-
-class Gateway:
-    """A stand-in gateway that runs in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.real = self.call(self._make())
-
-    @staticmethod
-    async def _make() -> StandInGateway:
-        gateway = StandInGateway()
-        await gateway.start()
-        return gateway
-
-    def call(self, act: Any) -> Any:
-        """Run something in its thread."""
-        return asyncio.run_coroutine_threadsafe(act, self._loop).result(10)
-
-    def say(self, **signals: Any) -> None:
-        """These numbers from now on."""
-        self._loop.call_soon_threadsafe(lambda: self.real.say(**signals))
-
-    def close(self) -> None:
-        """Be gone."""
-        self.call(self.real.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
-
-
-@dataclass(slots=True)
-class Rig:
-    """A cluster with our kinds, the operator's rights and GPUs, and what a test does with it."""
-
-    plane: ControlPlane
-    kwok: Kwok
-    gateway: Gateway
-    folder: Path
-
-    @property
-    def admin(self) -> Admin:
-        return self.plane.admin
-
-    def operator(self, name: str) -> OperatorProcess:
-        kubeconfig = self.plane.kubeconfig(ACCOUNT, GROUPS)
-        return OperatorProcess(name, kubeconfig, self.folder, os.environ)
-
-    def add_fleet(self, *, nodes: int = 2, gpus: int = 4, workers: int = 8, **service: Any) -> None:
-        """GPUs, a service with the stand-in gateway and a job that would fill everything."""
-        self.kwok.add_nodes(nodes, gpus=gpus)
-        self.admin.create(a_flavor(nodeSelector={PRODUCT: "NVIDIA-H200"}))
-        self.admin.create(a_pool(lending={"lendAfter": "1s"}))
-        spec = {
-            "gateway": {"controlURL": self.gateway.real.url},
-            "variants": [{"flavor": "h200", "slotsPerReplica": SLOTS}],
-            "maxReplicas": nodes * gpus,
-        }
-        self.admin.create(a_service(namespace=FLEET, **(spec | service)))
-        self.admin.create(a_job(namespace=FLEET, ledger=None, checkpoint={"verify": "None"}, maxWorkers=workers))
-
-    def pods(self, kind: str) -> list[Object]:
-        pods = self.admin.list("pods", FLEET, labels=f"{names.LABEL_KIND}={kind}")
-        return [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
-
-    def bound(self, kind: str) -> int:
-        return sum(bool(pod["spec"].get("nodeName")) for pod in self.pods(kind))
-
-    def service(self) -> Object:
-        return self.admin.get("inferencedeployments.slackwater.dev", "tts", FLEET)
-
-    def condition(self, obj: Object, type_: str) -> Object:
-        found = [one for one in (obj.get("status") or {}).get("conditions", ()) if one["type"] == type_]
-        return found[0] if found else {"status": "?", "reason": "?"}
-
-    def holder(self) -> str:
-        lease = self.admin.find("leases.coordination.k8s.io", names.LEASE, names.OPERATOR_NAMESPACE)
-        return str((lease or {}).get("spec", {}).get("holderIdentity") or "")
-
-    def clean(self) -> None:
-        for plural in PLURALS:
-            namespaced = plural.split(".")[0] in {kind.plural for kind in names.KINDS if kind.namespaced}
-            self.admin.delete_all(plural, FLEET if namespaced else None)
-        self.admin.delete_all("pods", FLEET)
-        self.kwok.remove_nodes()
-        self.admin.delete("leases.coordination.k8s.io", names.LEASE, names.OPERATOR_NAMESPACE)
-
-
-def set_up(plane: ControlPlane) -> None:
-    """Our kinds, the operator's namespace and rights, and a namespace that it may make pods in."""
-    admin = plane.admin
-    admin.apply_file(*sorted((MANIFESTS / "crd").glob("*s.yaml")))
-    admin.wait_established(*(kind.crd for kind in names.KINDS))
-    for name in (names.OPERATOR_NAMESPACE, FLEET, "slackwater-inference", "slackwater-workers"):
-        admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    admin.wait_for("serviceaccounts", "default", namespace=FLEET)
-    files = [MANIFESTS / "operator" / f"{name}.yaml" for name in ("rbac", "priority-classes", "admission")]
-    admin.apply_file(*files)
-    subject = {"kind": "ServiceAccount", "name": names.SERVICE_ACCOUNT, "namespace": names.OPERATOR_NAMESPACE}
-    admin.apply(
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": "slackwater-operator", "namespace": FLEET},
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "ClusterRole",
-                "name": "slackwater-operator-namespace",
-            },
-            "subjects": [subject],
-        }
-    )
-
-
-@contextmanager
-def new_rig(programs: Programs, folder: Path) -> Iterator[Rig]:
-    if (reason := programs.why_not("control-plane", "kwok")) is not None:
-        pytest.skip(reason)
-    with new_control_plane(programs, cache_folder(os.environ)) as plane:
-        set_up(plane)
-        with Kwok(plane) as kwok:
-            gateway = Gateway()
-            try:
-                yield Rig(plane, kwok, gateway, folder)
-            finally:
-                gateway.close()
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +31,6 @@ def rig(shared_rig: Rig, tmp_path: Path) -> Iterator[Rig]:
     shared_rig.gateway.say(in_flight=0, queued=0)
     yield shared_rig
     shared_rig.clean()
-
-
-def all_words(*operators: OperatorProcess) -> Callable[[], str]:
-    return lambda: "\n".join(f"--- {one.name}\n{one.words()[-4000:]}" for one in operators)
 
 
 def test_fills_what_is_idle_and_gives_it_back_when_the_gateway_says_so(rig: Rig) -> None:
@@ -203,6 +56,28 @@ def test_fills_what_is_idle_and_gives_it_back_when_the_gateway_says_so(rig: Rig)
         pool = rig.admin.get("capacitypools.slackwater.dev", "east")
         assert pool["status"]["total"] == 8
         assert "Forbidden" not in one.words()
+
+
+def test_a_new_template_takes_over_one_by_one_and_never_with_fewer_replicas(rig: Rig) -> None:
+    rig.add_fleet(minReplicas=2)
+    with rig.operator("one") as one:
+        wait_until(lambda: rig.bound("inference") == 2 and rig.bound("cleaning") == 6, 60, all_words(one))
+        wait_until(lambda: len(rig.gateway.real.told or ()) == 2, 30, all_words(one))
+        before = rig.service()["status"]["servingRevision"]
+        fewest: list[int] = []
+
+        rig.admin.patch("inferencedeployments.slackwater.dev", "tts", {"spec": {"model": "newer"}}, FLEET)
+
+        def is_done() -> bool:
+            pods = rig.pods("inference")
+            fewest.append(len(rig.gateway.real.told or ()))
+            revisions = {pod["metadata"]["annotations"][names.ANNOTATION_REVISION] for pod in pods}
+            return len(pods) == 2 and before not in revisions
+
+        wait_until(is_done, 90, all_words(one))
+        assert min(fewest) >= 2
+        wait_until(lambda: rig.service()["status"]["servingRevision"] != before, 20, all_words(one))
+        wait_until(lambda: rig.bound("cleaning") == 6, 60, all_words(one))
 
 
 def test_a_gateway_that_falls_silent_shrinks_nothing(rig: Rig) -> None:

@@ -282,7 +282,7 @@ async def test_a_place_that_is_kept_for_nobody_is_given_back() -> None:
         variant, workers = await full_node(world, rival=True)
         await world.evict(workers[:1], variant)
         world.finish(workers[0])
-        world.fake.fail("create", "pods", code=500, times=99)
+        world.fake.fail("create", "pods", code=403, reason="Forbidden", message="exceeded quota", times=99)
         await world.tend()
 
         await world.tend(6.0)
@@ -371,22 +371,6 @@ async def test_a_training_pod_s_reclaim_names_it_and_keeps_nothing_for_anybody()
         [reclaim] = world.reclaims()
         assert reclaim["spec"]["forRef"] == {"kind": "Pod", "name": "train"}
         assert (world.leaving(), world.pods(names.POD_INFERENCE)) == (workers[:1], [])
-
-
-@pytest.mark.parametrize(("policy", "said"), [("Hold", "waits for a person"), ("Stop", "ended with a preemption")])
-async def test_a_preemption_ends_a_job_that_says_so(policy: str, said: str) -> None:
-    async with World() as world:
-        world.pool()
-        world.nodes(1)
-        job = world.job(restartPolicy=policy)
-        workers = await world.fill(job, 2)
-        await world.evict(workers[:1], reason=Reason.TRAINING, beneficiary="default/train")
-        world.finish(workers[0])
-
-        seen = await world.observe()
-
-        assert said in world.cluster.jobs()[0].failure
-        assert (seen.jobs[0].open_units, seen.jobs[0].max_workers) == (0, 0 if policy == "Stop" else 9999)
 
 
 async def test_usage_counts_each_gpu_once() -> None:

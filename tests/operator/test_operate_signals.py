@@ -134,6 +134,7 @@ async def test_a_gateway_that_was_restarted_is_told_again_and_its_arrivals_add_u
 
 async def test_only_a_change_is_told() -> None:
     async with StandInGateway() as gateway, following(gateway) as signals:
+        await until(lambda: signals.newest("ns/tts"))
         signals.tell("ns/tts", [A, B])
         await until(lambda: signals.told("ns/tts") == {"ns/a", "ns/b"})
         await until(lambda: gateway.polls >= 2)
@@ -151,6 +152,7 @@ async def test_only_a_change_is_told() -> None:
 
 async def test_what_some_gateway_may_still_use_is_told_of_all_together() -> None:
     async with StandInGateway() as one, StandInGateway() as two, following(one, two) as signals:
+        await until(lambda: signals.newest("ns/tts"))
         signals.tell("ns/tts", [A, B])
         await until(lambda: signals.told("ns/tts") == {"ns/a", "ns/b"})
 

@@ -233,6 +233,19 @@ def test_a_job_without_a_ledger_verifies_nothing_and_says_so() -> None:
     assert reasons(status)["WorkDurable"] == "NotVerified"
 
 
+def test_workers_on_slurm_count_as_workers() -> None:
+    obj = a_job()
+    obj["status"] = {"slurm": {"cluster": "east", "running": 2}}
+    assert JOB_SEEN.view is not None
+    seen = replace(JOB_SEEN, view=replace(JOB_SEEN.view, running=0, starting=0))
+
+    status = jobs.job_status(obj, parse(CleaningJob, a_job()), "", seen, NOW, Events())
+
+    assert reasons(status)["Progressing"] == "WorkersRunning"
+    assert status["workers"]["pending"] == 6
+    assert "slurm" not in status  # another writer's
+
+
 def test_a_queue_that_no_pool_has_is_named() -> None:
     status = job_status(JOB_SEEN, queue="asr")
 

@@ -1,7 +1,7 @@
 """Another process that is asked again and again over HTTP, and may not answer.
 
-Owns its connection, the words of a failure and when they are logged: once an outage, not once a poll.  Called by `gateway` and
-`progress`.
+Owns its connection, the words of a failure and when they are logged: once an outage, not once a poll.  Called by
+`gateway` and `progress`.
 """
 
 import logging

@@ -115,12 +115,6 @@ class Mortal(Kube):
         await super().delete(resource, name, *args, **rest)
         self.after(resource.plural, name)
 
-    async def raw(self, method: str, path: str, *args: Any, **rest: Any) -> bytes:
-        answer = await super().raw(method, path, *args, **rest)
-        if method != "GET":
-            self.after("raw", path)
-        return answer
-
 
 class Part:
     """See the module.

@@ -4,8 +4,8 @@ Owns the order of writes.  One replica on trial, so that nobody is sent away for
 the Reclaim, so that a new leader can finish what was begun; then all victims at once.  A GPU that is seen free is given
 on by the next plan.  Only where a pod of somebody else waits for GPUs does a replica keep the place of each victim's:
 nominated for the GPU before that victim is told to go, so that the scheduler counts it as taken for whatever is less
-important, and gated, so that the scheduler does not bind it itself.  Once the GPU is seen free, the replica that runs is
-made there, bound, and the one that kept the place goes: at no moment does the GPU look free.
+important, and gated, so that the scheduler does not bind it itself.  Once the GPU is seen free, the replica that runs
+is made there, bound, and the one that kept the place goes: at no moment does the GPU look free.
 Everything here may be done again: whatever is there already is not done twice.
 """
 
@@ -128,14 +128,19 @@ async def _begin(state: State, need: Need, now_s: float) -> None:
 
 
 async def _try_out(state: State, source: Running, need: Need, now_s: float) -> None:
-    """Raises, and books it with the service, if the server would not take a replica."""
-    owner = state.owner(names.POD_INFERENCE, source.service.key)
+    """Raises if the server would not take a replica."""
     try:
         await state.try_out(source.body(state, need.pods[0].place, need.actions[0].reason))
     except PermanentError as error:
-        owner.failed(now_s, str(error))
-        owner.refused = str(error)
+        _book_refused(state, source, error, now_s)
         raise
+
+
+def _book_refused(state: State, source: Running, error: PermanentError, now_s: float) -> None:
+    """The service backs off, and says what the server said."""
+    owner = state.owner(names.POD_INFERENCE, source.service.key)
+    owner.failed(now_s, str(error))
+    owner.refused = str(error)
 
 
 def _victim(state: State, pod: Pod, now_s: float) -> Victim:
@@ -329,7 +334,11 @@ async def let_in(state: State, take: Take, keeper: Pod, now_s: float) -> None:
     if len(there) < freed:
         source = running(state, take.variant, now_s)
         body = source.body(state, keeper.target, take.reason, take.name)
-        pod = await state.create(body, keeper.target, source.variant.gpus, now_s)
+        try:
+            pod = await state.create(body, keeper.target, source.variant.gpus, now_s)
+        except PermanentError as error:
+            _book_refused(state, source, error, now_s)
+            raise
         state.decided[pod.uid], state.placed[pod.uid] = take.decided_s, now_s
     await state.delete(keeper, 0, now_s)
 

@@ -41,7 +41,8 @@ def job_status(obj: Object, job: CleaningJob | None, refused: str, seen: Seen, n
     view, progress = seen.view, seen.progress
     running, starting, leaving = (view.running, view.starting, view.leaving) if view else (0, 0, 0)
     is_over = view is not None and (view.is_complete or bool(view.failure))
-    wanted = 0 if job.spec.suspend or is_over else job.spec.max_workers
+    slurm = on_slurm(obj)
+    wanted = 0 if job.spec.suspend or is_over else job.spec.max_workers - slurm[0]
     status |= {
         "workers": {
             "running": running,
@@ -66,7 +67,7 @@ def job_status(obj: Object, job: CleaningJob | None, refused: str, seen: Seen, n
     accepted = _accepted(job, seen)
     is_refused = accepted[0] != "Accepted" and not running + starting
     reasons = {
-        "Progressing": ("NotAccepted", accepted[1]) if is_refused else _progressing(job, seen),
+        "Progressing": ("NotAccepted", accepted[1]) if is_refused else _progressing(job, seen, slurm),
         "Accepted": accepted,
         "Complete": _complete(view, progress),
         "Failed": ("BadConfiguration", view.failure) if view and view.failure else ("NotFailed", ""),
@@ -88,7 +89,14 @@ def _accepted(job: CleaningJob, seen: Seen) -> tuple[str, str]:
     return ("TemplateRefused", seen.trouble) if seen.trouble else ("Accepted", "")
 
 
-def _progressing(job: CleaningJob, seen: Seen) -> tuple[str, str]:
+def on_slurm(obj: Object) -> tuple[int, str]:
+    """(workers that run on Slurm, what the controller there says); it writes its part of the status itself."""
+    slurm = (obj.get("status") or {}).get("slurm") or {}
+    said = str(slurm.get("message") or "")
+    return int(slurm.get("running") or 0), said or f"on Slurm cluster {slurm.get('cluster') or '?'}"
+
+
+def _progressing(job: CleaningJob, seen: Seen, slurm: tuple[int, str]) -> tuple[str, str]:
     view = seen.view
     if view is not None and view.is_complete:
         return "Ended", "every item is settled"
@@ -98,8 +106,12 @@ def _progressing(job: CleaningJob, seen: Seen) -> tuple[str, str]:
         return "Suspended", "spec.suspend is true"
     if view is not None and view.running:
         return "WorkersRunning", ""
+    if slurm[0]:
+        return "WorkersRunning", slurm[1]
     if view is not None and view.starting:
         return "WorkersStarting", ""
+    if "Kubernetes" not in job.spec.placement:
+        return "NoIdleGPUs", f"it runs on Slurm alone: {slurm[1]}"
     if view is not None and view.refusal:
         return "BackingOff", view.refusal
     if seen.progress is not None and seen.progress.shards_open == 0:
