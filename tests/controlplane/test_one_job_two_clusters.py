@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slackwater_workers.ledger.posix import PosixStore
+from slackwater_workers.ledger.store import PosixStore
 
 from slackwater_controlplane.client import Object
 from slackwater_controlplane.fixtures_gateway import container_images  # noqa: F401 - a fixture
