@@ -87,9 +87,9 @@ cluster-up:  ## start a real Kubernetes on this machine: two nodes, GPUs that ar
 cluster-down:  ## end it with all its pods
 	@$(CLUSTER) down
 
-images:  ## build the images of operator, engine and worker with buildah (as root)
+images:  ## build the container images into the cache, without a container engine (as root on Debian; ARGS="engine" for the large one)
 	@.setup/setup dev
-	@.setup/images
+	@.setup/images $(ARGS)
 
 clean:  ## remove what make made here (the cache of recordings stays)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-report.html demo-report.json demo-speech.mp3

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slackwater_workers.ledger.store import PosixStore
 
 from slackwater_controlplane.client import Object
 from slackwater_controlplane.fixtures_gateway import container_images  # noqa: F401 - a fixture
@@ -22,6 +21,7 @@ from slackwater_operator.demo.plan import free_port
 from slackwater_operator.resources import names
 from slackwater_operator.testing.resources import a_flavor, a_job, a_pool
 from slackwater_slurm.lab import Lab, why_not
+from slackwater_workers.ledger.store import PosixStore
 from slackwater_workers.ledger.verify import verify
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(600)]

@@ -87,9 +87,18 @@ class Cache:
     def __contains__(self, key: Key) -> bool:
         return key in self._objects
 
-    def on_change(self, callback: OnChange) -> None:
-        """Call it after each change, in the loop that runs the cache.  It should be quick; what it raises is logged."""
+    def on_change(self, callback: OnChange) -> Callable[[], None]:
+        """Call it after each change, in the loop that runs the cache.  It should be quick; what it raises is logged.
+
+        Returns what ends it: a cache outlives those who listen, and would keep all that they hold.
+        """
         self._callbacks.append(callback)
+
+        def end() -> None:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+        return end
 
     def stalled_s(self, now_s: float) -> float:
         """Seconds since the last event, bookmark or good answer: above a minute or two, the copy may be old."""

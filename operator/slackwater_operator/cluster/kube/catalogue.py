@@ -42,7 +42,7 @@ class Catalogue:
         self.layout = Layout()
         self._reclaims: dict[str, Reclaim] = {}
         self._is_stale = True  # the layout
-        self._is_closed = False
+        self._ends: list[Callable[[], None]] = []
         self._follow(caches.flavors, GPUFlavor, self.flavors, shapes=True)
         self._follow(caches.pools, CapacityPool, self.pools, shapes=True)
         self._follow(caches.services, InferenceDeployment, self.services)
@@ -51,8 +51,10 @@ class Catalogue:
         self._listen(caches.nodes, self._hear_node)
 
     def close(self) -> None:
-        """Hear no more: the caches may live longer than this."""
-        self._is_closed = True
+        """Hear no more: the caches live longer than this."""
+        for end in self._ends:
+            end()
+        self._ends.clear()
 
     def lay_out(self) -> bool:
         """Make the layout again if anything that it depends on changed; True if so."""
@@ -106,12 +108,7 @@ class Catalogue:
     def _listen(self, cache: Cache, hear: Callable[[str, Object], None]) -> None:
         for obj in list(cache.values()):
             hear("ADDED", obj)
-
-        def hear_while_open(event: str, obj: Object) -> None:
-            if not self._is_closed:
-                hear(event, obj)
-
-        cache.on_change(hear_while_open)
+        self._ends.append(cache.on_change(hear))
 
 
 def _is_news(old: Resource, obj: Object) -> bool:

@@ -61,8 +61,7 @@ class KubeCluster:
         suffix: Callable[[], str] | None = None,
     ) -> None:
         index = Index(list(caches.pods.values()))
-        self._is_closed = False
-        caches.pods.on_change(self._hear_pod)
+        self._end_hearing = caches.pods.on_change(self._hear_pod)
         self._state = State(
             kube=kube,
             caches=caches,
@@ -85,7 +84,7 @@ class KubeCluster:
 
     async def close(self) -> None:
         """Hear no more of the caches, and end what goes on in the background."""
-        self._is_closed = True
+        self._end_hearing()
         self._state.catalogue.close()
         await self._endings.close()
 
@@ -168,8 +167,7 @@ class KubeCluster:
         return state
 
     def _hear_pod(self, event: str, obj: Object) -> None:
-        if not self._is_closed:
-            self._state.index.hear(event, obj)
+        self._state.index.hear(event, obj)
 
     def _resume(self) -> None:
         """Take up what another leader began."""
