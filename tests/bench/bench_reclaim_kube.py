@@ -54,6 +54,7 @@ SIZES = tuple(size for size in (1, 32, 256) if size <= GPUS // 2)
 PEER = "kube-scheduler's PriorityClasses"
 PATIENCE_S = 600.0
 SETTLE_S = 3.0  # for the API server's own work after a round
+FILLED_S = 25.0  # kwok goes on for a while with what it saw of thousands of pods
 AT_ONCE = 64
 
 
@@ -97,6 +98,7 @@ async def ours(kube: Kube, stand_in: StandIn) -> tuple[Taken, list[Object]]:
         await kube.create(JOBS, job("clean", stand_in.url, GPUS, {stages.MESSAGE: receipt}), manager=MANAGER)
         fill_s = await full(workers) - began_s
         say(f"ours: {GPUS} GPUs filled in {fill_s:.1f} s")
+        await asyncio.sleep(FILLED_S)
         seconds: dict[int, list[float]] = {size: [] for size in SIZES}
         too_many = 0
         for number in range(ROUNDS):
@@ -140,6 +142,7 @@ async def peer(kube: Kube) -> Taken:
         await create(kube, "low", "fill", GPUS)
         fill_s = await full(low) - began_s
         say(f"peer: {GPUS} GPUs filled in {fill_s:.1f} s")
+        await asyncio.sleep(FILLED_S)
         seconds: dict[int, list[float]] = {size: [] for size in SIZES}
         too_many = 0
         for number in range(ROUNDS):
