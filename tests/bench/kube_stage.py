@@ -209,7 +209,7 @@ def service(image: str) -> Object:
         "command": [f"{CHECKOUT}/.venv/bin/python", "-m", "slackwater_operator"],
         "args": ["engine", "serve", "--host", "0.0.0.0", "--port", "8080", "--slots", str(SLOTS), "--pace", "30"],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "OMP_NUM_THREADS", "value": "1"}],
-        "resources": {"requests": {"cpu": "100m"}},
+        "resources": {"requests": {"cpu": "200m"}},
     }
     mounts, claims = [], []
     for number, path in enumerate(python_paths()):
@@ -219,7 +219,7 @@ def service(image: str) -> Object:
         "model": "tiny",
         "pools": ["east"],
         "minReplicas": 1,
-        "maxReplicas": 5,
+        "maxReplicas": 3,
         "variants": [{"flavor": name, "slotsPerReplica": SLOTS, "preference": n} for n, name in enumerate(FLAVORS)],
         "autoscaling": {"scaleDown": {"window": "10s", "deadband": 0}},
         "drain": {"grace": "60s"},
@@ -233,7 +233,7 @@ def job() -> Object:
         "name": names.WORKER_CONTAINER,
         "image": "slackwater/worker:0.1.0",
         "imagePullPolicy": "Never",
-        "resources": {"requests": {"cpu": "10m"}},
+        "resources": {"requests": {"cpu": "100m"}},
     }
     spec = {
         "pools": ["east"],
