@@ -33,7 +33,7 @@ from slackwater_operator.resources import names
 
 ROUNDS = int(os.environ.get("OPERATOR_E2E_ROUNDS", "6"))
 COPIES = int(os.environ.get("OPERATOR_E2E_COPIES", "12"))  # so that there is work until the last round
-SETTLE_S = 3.0
+SETTLE_S = 8.0  # a worker that has only begun hears of its end late, and has nothing to lose
 TEXT = "It is a quarter past nine, and the water has begun to turn; nobody on the quay has noticed it yet."
 RECLAIMS = custom("reclaims", "Reclaim", True)
 WRITES = ("create", "update", "patch", "delete")
@@ -225,7 +225,7 @@ def play(on: Stage, watch: Watch, listeners: int) -> Round:
 def calm(on: Stage) -> None:
     """One engine, and cleaning on every other GPU."""
     until(lambda: len(on.pods(SERVING, names.POD_INFERENCE)) == 1, "one engine is left")
-    until(lambda: len(on.pods(DATA, names.POD_CLEANING)) == 2 * GPUS - 1, "cleaning is back")
+    until(lambda: sum(map(is_ready, on.pods(DATA, names.POD_CLEANING))) == 2 * GPUS - 1, "cleaning is back")
     time.sleep(SETTLE_S)
 
 
