@@ -111,8 +111,11 @@ def test_the_state_of_a_job_is_its_first_condition_that_is_not_as_it_should_be()
         for name, conditions in (("good", good), ("bad", bad), ("new", []))
     ]
 
+    jobs[0]["status"] |= {"workers": {"running": 3}, "slurm": {"running": 2}}
+
     text = show.jobs_text(show.list_document("jobs", jobs))
 
+    assert text.splitlines()[1].split()[1:3] == ["3", "2"]  # one table for both clusters
     assert [line.split()[-1] for line in text.splitlines()] == ["STATE", "WorkersRunning", "BadConfiguration", "?"]
 
 

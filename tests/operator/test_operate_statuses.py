@@ -269,6 +269,21 @@ def test_a_pool_shows_its_usage_its_sums_and_what_is_wrong() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("heard", "reason"),
+    [
+        pytest.param({"hpc"}, "SlurmReachable", id="its controller wrote into a status"),
+        pytest.param({"other"}, "NotSeen", id="only another cluster's did"),
+    ],
+)
+def test_a_pool_says_whether_its_slurm_has_been_heard_of(heard: set[str], reason: str) -> None:
+    obj = a_pool(slurm={"cluster": "hpc"})
+
+    status = pools.pool_status(obj, parse(CapacityPool, obj), "", None, NOW, Events(), heard)
+
+    assert reasons(status)["SlurmReachable"] == reason
+
+
 def test_a_flavor_counts_the_nodes_that_it_selects() -> None:
     obj = a_flavor()
     node = {

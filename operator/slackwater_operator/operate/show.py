@@ -150,10 +150,10 @@ def jobs_text(document: Document) -> str:
         workers, items = status.get("workers", {}), status.get("items", {})
         done = f"{items['done']}/{items['total']}" if items.get("total") else "?"
         state = _state(status, ("Failed", "Complete", "Progressing"))
-        rows.append(
-            [job["name"], workers.get("running", 0), workers.get("leaving", 0), done, status.get("lost", 0), state]
-        )
-    return table(("JOB", "RUNNING", "LEAVING", "DONE", "LOST", "STATE"), rows) if rows else "no cleaning jobs"
+        here, slurm = workers.get("running", 0), (status.get("slurm") or {}).get("running", "-")
+        rows.append([job["name"], here, slurm, workers.get("leaving", 0), done, status.get("lost", 0), state])
+    head = ("JOB", "RUNNING", "SLURM", "LEAVING", "DONE", "LOST", "STATE")
+    return table(head, rows) if rows else "no cleaning jobs"
 
 
 def services_text(document: Document) -> str:

@@ -1,6 +1,6 @@
 """Status of GPUFlavors and CapacityPools."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 
 from slackwater_operator.cluster.kube.ports import PoolView, UsageView
@@ -15,9 +15,18 @@ COUNTS = ("total", "inference", "training", "cleaning", "releasing", "idle", "br
 
 
 def pool_status(
-    obj: Object, pool: CapacityPool | None, refused: str, view: PoolView | None, now: str, emit: Emit
+    obj: Object,
+    pool: CapacityPool | None,
+    refused: str,
+    view: PoolView | None,
+    now: str,
+    emit: Emit,
+    slurm: Collection[str] = (),
 ) -> Object:
-    """Who holds a pool's GPUs.  pool None: it was refused, for that reason."""
+    """Who holds a pool's GPUs.  pool None: it was refused, for that reason.
+
+    slurm: the clusters whose controllers have written into the status of a job.
+    """
     status: Object = {"observedGeneration": obj["metadata"].get("generation") or 0}
     if pool is None:
         reasons = {"Ready": ("SpecRefused", refused)}
@@ -35,6 +44,8 @@ def pool_status(
     }
     if pool.spec.slurm is None:
         reasons["SlurmReachable"] = ("NoSlurm", "the pool has no Slurm cluster")
+    elif pool.spec.slurm.cluster in slurm:
+        reasons["SlurmReachable"] = ("SlurmReachable", f"the controller of {pool.spec.slurm.cluster} takes jobs")
     return status | {"conditions": conditions(CAPACITY_POOL, obj, reasons, now, emit)}
 
 

@@ -103,11 +103,12 @@ class Round:
     def _pools(self, known: Known, now: str) -> None:
         views = {view.name: view for view in known.cluster.pools()}
         shelf = self._catalog.pools
+        slurm = {job.status.slurm.cluster for job in self._catalog.jobs.valid.values() if job.status.slurm is not None}
         for obj in [*self._watches.pools.values()]:
             key = key_of(obj)
             refused = shelf.refused.get(key, "")
             said = Said()
-            status = pools.pool_status(obj, shelf.valid.get(key), refused, views.get(key[1]), now, said)
+            status = pools.pool_status(obj, shelf.valid.get(key), refused, views.get(key[1]), now, said, slurm)
             self._writer.want(self._watches.pools, obj, status, (), said)
         nodes = [*self._watches.nodes.values()]
         for obj in [*self._watches.flavors.values()]:
