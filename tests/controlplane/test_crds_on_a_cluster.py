@@ -1,6 +1,7 @@
 """Our kinds on a real API server: it refuses what the models refuse, by the same field, and has the same defaults."""
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -261,7 +262,10 @@ def test_every_condition_of_the_closed_set_is_taken_as_a_status(admin: Admin, pl
 
 def kubectl(programs: Programs, admin: Admin, *arguments: str) -> str:
     command = [str(programs.path("kubectl")), "--kubeconfig", str(admin.kubeconfig), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    # A cache of its own: kubectl's usual one may know an earlier server at this address, or this one without our kinds.
+    with tempfile.TemporaryDirectory() as cache:
+        command += ["--cache-dir", cache]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from slackwater_operator.metrics import Metrics
+from slackwater_operator.operate.metrics import Metrics as OperatorMetrics
 
 pytestmark = pytest.mark.e2e
 
@@ -82,9 +83,17 @@ def test_an_engine_says_what_the_page_says() -> None:
     check("engine", events(["engine", "serve", "--port=0"], until="load"), {"ready", "load", "leaving"})
 
 
-def test_every_metric_that_the_page_names_is_served_and_no_other() -> None:
+@pytest.mark.parametrize(
+    ("section", "metrics"),
+    [
+        pytest.param("One machine", Metrics, id="supervisor"),
+        pytest.param("A Kubernetes cluster", OperatorMetrics, id="operator"),
+    ],
+)
+def test_every_metric_that_the_page_names_is_served_and_no_other(section: str, metrics: Any) -> None:
     served = set()
-    for family in Metrics().registry.collect():
+    for family in metrics().registry.collect():
         served.add(family.name + ("_total" if family.type == "counter" else ""))
 
-    assert served == set(re.findall(r"`(fleet_\w+)`", PAGE))
+    [text] = re.findall(rf"^## {section}\n(.*?)^## ", PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert served == set(re.findall(r"`(fleet_\w+)`", text))

@@ -1,4 +1,4 @@
-"""kopf, in a thread and an event loop of its own: it hears of our resources first, and it answers the probes.
+"""Intake by kopf, in a thread and an event loop of its own: it hears of our resources first and answers the probes.
 
 Owns the thread.  It writes nothing: no peering, no finalizers, no annotations, no Events; what it hears is handed to
 the operator's own loop, which works by level from its own caches, so a kopf watcher that dies costs nothing but
