@@ -11,12 +11,13 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from slackwater_operator.core import PermanentError
 from slackwater_operator.kube.client import Kube
-from slackwater_operator.kube.errors import KUBE_ERRORS, KubeTemporary, NotFound
+from slackwater_operator.kube.errors import KUBE_ERRORS, AlreadyExists, KubeTemporary, NotFound
 from slackwater_operator.kube.types import EVENTS, Object, micro_stamp, name_of, namespace_of, uid_of
 
 logger = logging.getLogger(__name__)
@@ -213,7 +214,8 @@ class Recorder:
                 series.written = 0  # the server forgets Events after an hour
         if not series.written:
             body = {**series.body, "series": repeated} if count > 1 else series.body
-            await self._kube.create(EVENTS, body, manager=MANAGER)
+            with suppress(AlreadyExists):  # its name is ours alone: a create that was cancelled had got through
+                await self._kube.create(EVENTS, body, manager=MANAGER)
         series.written, series.tries = count, 0
 
     async def _pause(self, seconds: float) -> None:
