@@ -1,11 +1,9 @@
-"""`KubeCluster`: taking GPUs back, whom they go to, what the victims left, and what hangs."""
+"""`KubeCluster`: taking GPUs back, whom they go to, and what hangs."""
 
 import json
-from typing import Any
 
 import pytest
 
-from slackwater_operator.cluster.kube.ports import WorkerProgress
 from slackwater_operator.core import Action, Kind, PermanentError, Phase, Reason, TemporaryError, Verb
 from slackwater_operator.kube.types import NODES, PODS
 from slackwater_operator.resources import Reclaim, names, parse
@@ -15,24 +13,10 @@ from slackwater_operator.testing.kube_world import World, by_uid, phases
 RECEIPT = json.dumps({"path": "/ledger/part/h0/1", "size_bytes": 9, "sha256": "ab" * 32, "unit": "u", "items": 7})
 
 
-async def full_node(world: World, gpus: int = 8, *, rival: bool = False, **service: Any) -> tuple[str, list[str]]:
-    """A node on which cleaning holds every GPU; returns the variant that may want them, and the workers.
-
-    rival: somebody else's pod waits for a GPU of the node too.
-    """
-    world.pool()
-    world.nodes(1, gpus=gpus)
-    variant = world.service(**service)
-    workers = await world.fill(world.job(), gpus)
-    if rival:
-        world.rival()
-    return variant, workers
-
-
 @pytest.mark.parametrize("count", [1, 8])
 async def test_takes_back_exactly_as_many_as_it_was_asked_for(count: int) -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await world.full_node()
 
         refusals = await world.evict(workers[:count], variant)
         seen = await world.observe()
@@ -45,7 +29,7 @@ async def test_takes_back_exactly_as_many_as_it_was_asked_for(count: int) -> Non
 
 async def test_one_reclaim_is_written_first_and_names_all_victims() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await world.full_node()
         world.writes.clear()
 
         await world.evict(workers[:3], variant)
@@ -61,7 +45,7 @@ async def test_one_reclaim_is_written_first_and_names_all_victims() -> None:
 
 async def test_where_a_rival_waits_a_replica_waits_for_its_victim_s_gpu_on_that_node_alone_and_hidden() -> None:
     async with World() as world:
-        variant, workers = await full_node(world, rival=True)
+        variant, workers = await world.full_node(rival=True)
         await world.evict(workers[:1], variant)
 
         hidden = await world.observe()
@@ -79,7 +63,7 @@ async def test_where_a_rival_waits_a_replica_waits_for_its_victim_s_gpu_on_that_
 
 async def test_the_gpu_is_given_on_only_when_it_is_seen_free() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await world.full_node()
         await world.evict(workers[:1], variant)
 
         early = await world.start(variant, 1, Reason.TRAFFIC)
@@ -94,7 +78,7 @@ async def test_the_gpu_is_given_on_only_when_it_is_seen_free() -> None:
 
 async def test_a_replica_that_waits_gets_the_gpu_the_moment_that_it_is_free_and_nobody_else_does() -> None:
     async with World() as world:
-        variant, workers = await full_node(world, rival=True)
+        variant, workers = await world.full_node(rival=True)
         await world.evict(workers[:1], variant)
         world.finish(workers[0])
 
@@ -111,69 +95,9 @@ async def test_a_replica_that_waits_gets_the_gpu_the_moment_that_it_is_free_and_
         assert world.over_allocated() == []
 
 
-async def test_a_take_back_costs_few_writes_and_its_record_tells_all() -> None:
-    async with World() as world:
-        variant, workers = await full_node(world)
-        world.writes.clear()
-        world.clock.now_s += 1.25
-        await world.evict(workers, variant)
-        world.clock.now_s += 0.5
-        for worker in workers:
-            world.finish(worker, 75, RECEIPT)
-        await world.start(variant, 8, Reason.TRAFFIC)
-        world.run_all()
-
-        await world.tend(0.25)
-
-        reclaim = parse(Reclaim, world.reclaims()[0])
-        [view] = world.cluster.take_reclaims()
-        assert len(world.writes) == 2 * len(workers) + 2
-        assert (reclaim.status.phase, reclaim.status.took, reclaim.status.lost_s) == ("Serving", "0.5s", 0.0)
-        assert {(one.outcome, one.verified, one.durable_unit) for one in reclaim.status.victims} == {
-            ("Checkpointed", True, 7)
-        }
-        assert [(one.type, one.reason) for one in reclaim.status.conditions] == [
-            ("InTime", "WithinDeadline"),
-            ("Lossless", "AllCheckpointed"),
-        ]
-        assert (view.freed_s, view.serving_s, len(view.victims)) == (0.5, 0.75, 8)
-        assert world.cluster.take_reclaims() == ()
-
-
-@pytest.mark.parametrize(
-    ("code", "message", "holds", "outcome", "verified"),
-    [
-        pytest.param(75, RECEIPT, True, "Checkpointed", True, id="receipt found in the ledger"),
-        pytest.param(75, RECEIPT, False, "Lost", False, id="receipt not found"),
-        pytest.param(75, "", True, "Checkpointed", True, id="nothing was claimed"),
-        pytest.param(143, "", True, "Checkpointed", True, id="it had not begun"),
-        pytest.param(137, RECEIPT, True, "Timeout", True, id="killed"),
-        pytest.param(1, RECEIPT, True, "Lost", True, id="failed on its way out"),
-        pytest.param(75, RECEIPT, None, "Unverified", None, id="no keeper for 30 s"),
-    ],
-)
-async def test_a_victim_is_lossless_only_when_the_keeper_has_found_its_receipt(
-    code: int, message: str, holds: bool | None, outcome: str, verified: bool | None
-) -> None:
-    async with World() as world:
-        _, workers = await full_node(world)
-        world.progress.holds = holds
-        world.progress.workers[workers[0].split("/")[1]] = WorkerProgress(998.0, 1, "h0")
-        await world.evict(workers[:1], reason=Reason.LIMIT)
-        world.finish(workers[0], code, message)
-
-        await world.tend()
-        await world.tend(31.0)
-
-        [victim] = parse(Reclaim, world.reclaims()[0]).status.victims
-        assert (victim.outcome, victim.verified) == (outcome, verified)
-        assert victim.lost_s == (0.0 if outcome == "Checkpointed" else 2.0)
-        assert world.cluster.jobs()[0].lost == (outcome != "Checkpointed")
-
-
 async def test_a_victim_that_hangs_is_replaced_and_nobody_waits_for_its_gpu_any_more() -> None:
     async with World() as world:
-        variant, workers = await full_node(world, gpus=2, rival=True)
+        variant, workers = await world.full_node(gpus=2, rival=True)
         await world.evict(workers[:1], variant)
         [first] = world.pods(names.POD_INFERENCE)
         await world.tend(9.0)
@@ -188,28 +112,9 @@ async def test_a_victim_that_hangs_is_replaced_and_nobody_waits_for_its_gpu_any_
         assert world.over_allocated() == []
 
 
-async def test_a_late_victim_is_said_once_and_forced_out_only_where_no_kubelet_can() -> None:
-    async with World() as world:
-        variant, workers = await full_node(world)
-        await world.evict(workers[:1], variant)
-        for _ in range(3):
-            await world.tend(16.0)
-        there = world.pods(names.POD_CLEANING)
-        [late] = world.reclaims()
-        world.fake.update(NODES, "n1", {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
-
-        await world.tend(1.0)
-
-        [in_time] = late["status"]["conditions"]
-        assert (in_time["status"], in_time["message"]) == ("False", f"still there: {workers[0]}")
-        assert workers[0] in there
-        assert workers[0] not in world.pods(names.POD_CLEANING)
-        assert world.events.count((late["metadata"]["name"], "ReclaimDeadlineExceeded")) == 1
-
-
 async def test_pods_of_a_node_that_is_gone_are_removed() -> None:
     async with World() as world:
-        _, workers = await full_node(world, gpus=1)
+        _, workers = await world.full_node(gpus=1)
         world.fake.remove(NODES, "n1")
         await world.tend()
         early = world.pods()
@@ -221,7 +126,7 @@ async def test_pods_of_a_node_that_is_gone_are_removed() -> None:
 
 async def test_nobody_is_sent_away_for_a_pod_that_the_server_refuses() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await world.full_node()
         world.fake.fail("create", "pods", code=403, reason="Forbidden", message="exceeded quota")
 
         refusals = await world.evict(workers[:2], variant)
@@ -237,7 +142,7 @@ async def test_nobody_is_sent_away_for_a_pod_that_the_server_refuses() -> None:
 
 async def test_an_eviction_of_who_leaves_already_or_is_gone_is_refused() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await world.full_node()
         await world.evict(workers[:1], variant)
 
         refusals = await world.evict([workers[0], "default/never-was"], variant)
@@ -251,7 +156,7 @@ async def test_an_eviction_of_who_leaves_already_or_is_gone_is_refused() -> None
 
 async def test_a_reclaim_whose_answer_was_lost_for_good_holds_its_victims_until_somebody_has_looked() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await world.full_node()
         world.fake.drop("create", "reclaims", times=2)
 
         [refusal] = await world.evict(workers[:1], variant)
@@ -267,7 +172,7 @@ async def test_a_reclaim_whose_answer_was_lost_for_good_holds_its_victims_until_
 
 async def test_a_delete_that_failed_is_sent_again() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await world.full_node()
         world.fake.fail("delete", "pods", code=500, times=5)
 
         await world.evict(workers[:1], variant)
@@ -279,7 +184,7 @@ async def test_a_delete_that_failed_is_sent_again() -> None:
 
 async def test_a_place_that_is_kept_for_nobody_is_given_back() -> None:
     async with World() as world:
-        variant, workers = await full_node(world, rival=True)
+        variant, workers = await world.full_node(rival=True)
         await world.evict(workers[:1], variant)
         world.finish(workers[0])
         world.fake.fail("create", "pods", code=403, reason="Forbidden", message="exceeded quota", times=99)
@@ -294,7 +199,7 @@ async def test_a_place_that_is_kept_for_nobody_is_given_back() -> None:
 
 async def test_a_service_that_is_gone_spares_the_victims_that_were_not_told() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await world.full_node()
         world.fake.fail("delete", "pods", code=500, times=99)
         await world.evict(workers[:2], variant)
         world.fake.release()
@@ -326,8 +231,8 @@ async def test_a_larger_victim_makes_room_for_one_replica_and_leaves_the_rest_fr
 
 async def test_two_victims_make_room_for_one_replica_of_two_gpus() -> None:
     async with World() as world:
-        variant, workers = await full_node(
-            world, gpus=4, rival=True, variants=[{"flavor": "h200", "slotsPerReplica": 64, "gpus": 2}]
+        variant, workers = await world.full_node(
+            gpus=4, rival=True, variants=[{"flavor": "h200", "slotsPerReplica": 64, "gpus": 2}]
         )
 
         await world.evict(workers[:2], variant)
@@ -342,7 +247,7 @@ async def test_two_victims_make_room_for_one_replica_of_two_gpus() -> None:
 
 async def test_no_more_replicas_wait_than_the_service_may_have() -> None:
     async with World() as world:
-        variant, workers = await full_node(world, rival=True, maxReplicas=2)
+        variant, workers = await world.full_node(rival=True, maxReplicas=2)
 
         await world.evict(workers[:4], variant)
 
@@ -351,7 +256,7 @@ async def test_no_more_replicas_wait_than_the_service_may_have() -> None:
 
 async def test_where_somebody_else_waits_for_gpus_a_victim_goes_only_after_its_gpu_is_promised() -> None:
     async with World() as world:
-        variant, workers = await full_node(world, rival=True)
+        variant, workers = await world.full_node(rival=True)
         world.writes.clear()
 
         await world.evict(workers[:3], variant)
@@ -363,7 +268,7 @@ async def test_where_somebody_else_waits_for_gpus_a_victim_goes_only_after_its_g
 
 async def test_a_training_pod_s_reclaim_names_it_and_keeps_nothing_for_anybody() -> None:
     async with World() as world:
-        _, workers = await full_node(world)
+        _, workers = await world.full_node()
         world.training_pod()
 
         await world.evict(workers[:1], "default/train", Reason.TRAINING)
@@ -375,7 +280,7 @@ async def test_a_training_pod_s_reclaim_names_it_and_keeps_nothing_for_anybody()
 
 async def test_usage_counts_each_gpu_once() -> None:
     async with World() as world:
-        variant, workers = await full_node(world, rival=True)
+        variant, workers = await world.full_node(rival=True)
         await world.evict(workers[:2], variant)
         world.finish(workers[0])
         world.finish(workers[5], 1)
@@ -390,7 +295,7 @@ async def test_usage_counts_each_gpu_once() -> None:
 
 async def test_a_pod_of_another_life_with_a_victim_s_name_is_not_touched() -> None:
     async with World() as world:
-        variant, workers = await full_node(world)
+        variant, workers = await world.full_node()
         await world.observe()
         other = world.pod(workers[0])
         world.fake.remove(PODS, workers[0].split("/")[1], "default")

@@ -95,6 +95,19 @@ class World(Part):
         """A pod of somebody else that waits for a GPU of the same nodes, with nothing that we could do for it."""
         self.training_pod("rival", priorityClassName="")
 
+    async def full_node(self, gpus: int = 8, *, rival: bool = False, **service: Any) -> tuple[str, list[str]]:
+        """A node on which cleaning holds every GPU; returns the variant that may want them, and the workers.
+
+        rival: somebody else's pod waits for a GPU of the node too.
+        """
+        self.pool()
+        self.nodes(1, gpus=gpus)
+        variant = self.service(**service)
+        workers = await self.fill(self.job(), gpus)
+        if rival:
+            self.rival()
+        return variant, workers
+
     # --- what happens -------------------------------------------------------------------------------
 
     async def settle(self) -> None:

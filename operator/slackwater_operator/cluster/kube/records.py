@@ -23,6 +23,7 @@ from slackwater_operator.resources.conditions import EventReason, set_condition
 logger = logging.getLogger(__name__)
 
 LASTING_S = 1.0  # a take-back that is over sooner is written once
+SLOW_S = 3.0  # one whose victims take longer is written while they are leaving
 GIVE_UP_S = 30.0  # after deadline and grace: victims that are still there are not waited for
 START_FOR_S = 5.0  # replicas that no plan has started by then are not needed any more
 SERVE_FOR_S = 1800.0  # replicas that are not ready by then are not waited for
@@ -43,7 +44,7 @@ class Records:
                 continue
             phase, is_over = self._phase(take, now_s)
             is_news = phase != take.written or take.is_late != take.is_late_written
-            lasts = now_s - take.decided_s > LASTING_S and is_news
+            lasts = is_news and now_s - take.decided_s > (SLOW_S if phase == "Signalled" else LASTING_S)
             if (is_over or lasts) and now_s - self._tried_s.get(take.key, -LASTING_S) >= LASTING_S:
                 self._tried_s[take.key] = now_s
                 due.append((take, phase, is_over))

@@ -1,0 +1,112 @@
+"""`KubeCluster`: what is written of take-backs, and when."""
+
+import json
+
+import pytest
+
+from slackwater_operator.cluster.kube.ports import WorkerProgress
+from slackwater_operator.core import Reason
+from slackwater_operator.kube.types import NODES
+from slackwater_operator.resources import Reclaim, names, parse
+from slackwater_operator.testing.kube_world import World
+
+RECEIPT = json.dumps({"path": "/ledger/part/h0/1", "size_bytes": 9, "sha256": "ab" * 32, "unit": "u", "items": 7})
+
+
+async def test_a_take_back_costs_few_writes_and_its_record_tells_all() -> None:
+    async with World() as world:
+        variant, workers = await world.full_node()
+        world.writes.clear()
+        world.clock.now_s += 1.25
+        await world.evict(workers, variant)
+        world.clock.now_s += 0.5
+        for worker in workers:
+            world.finish(worker, 75, RECEIPT)
+        await world.start(variant, 8, Reason.TRAFFIC)
+        world.run_all()
+
+        await world.tend(0.25)
+
+        reclaim = parse(Reclaim, world.reclaims()[0])
+        [view] = world.cluster.take_reclaims()
+        assert len(world.writes) == 2 * len(workers) + 2
+        assert (reclaim.status.phase, reclaim.status.took, reclaim.status.lost_s) == ("Serving", "0.5s", 0.0)
+        assert {(one.outcome, one.verified, one.durable_unit) for one in reclaim.status.victims} == {
+            ("Checkpointed", True, 7)
+        }
+        assert [(one.type, one.reason) for one in reclaim.status.conditions] == [
+            ("InTime", "WithinDeadline"),
+            ("Lossless", "AllCheckpointed"),
+        ]
+        assert (view.freed_s, view.serving_s, len(view.victims)) == (0.5, 0.75, 8)
+        assert world.cluster.take_reclaims() == ()
+
+
+@pytest.mark.parametrize(("leaving_s", "phases_written"), [(2.0, ["Freed"]), (4.0, ["Signalled", "Freed"])])
+async def test_only_victims_that_take_their_time_are_written_while_they_leave(
+    leaving_s: float, phases_written: list[str]
+) -> None:
+    async with World() as world:
+        variant, workers = await world.full_node()
+        await world.evict(workers, variant)
+        seen = []
+
+        for step in range(8):
+            if step == leaving_s:
+                for worker in workers:
+                    world.finish(worker, 75, RECEIPT)
+                await world.start(variant, 8, Reason.TRAFFIC)
+            await world.tend(1.0)
+            seen.append(parse(Reclaim, world.reclaims()[0]).status.phase)
+
+        assert list(dict.fromkeys(phase for phase in seen if phase)) == phases_written
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "holds", "outcome", "verified"),
+    [
+        pytest.param(75, RECEIPT, True, "Checkpointed", True, id="receipt found in the ledger"),
+        pytest.param(75, RECEIPT, False, "Lost", False, id="receipt not found"),
+        pytest.param(75, "", True, "Checkpointed", True, id="nothing was claimed"),
+        pytest.param(143, "", True, "Checkpointed", True, id="it had not begun"),
+        pytest.param(137, RECEIPT, True, "Timeout", True, id="killed"),
+        pytest.param(1, RECEIPT, True, "Lost", True, id="failed on its way out"),
+        pytest.param(75, RECEIPT, None, "Unverified", None, id="no keeper for 30 s"),
+    ],
+)
+async def test_a_victim_is_lossless_only_when_the_keeper_has_found_its_receipt(
+    code: int, message: str, holds: bool | None, outcome: str, verified: bool | None
+) -> None:
+    async with World() as world:
+        _, workers = await world.full_node()
+        world.progress.holds = holds
+        world.progress.workers[workers[0].split("/")[1]] = WorkerProgress(998.0, 1, "h0")
+        await world.evict(workers[:1], reason=Reason.LIMIT)
+        world.finish(workers[0], code, message)
+
+        await world.tend()
+        await world.tend(31.0)
+
+        [victim] = parse(Reclaim, world.reclaims()[0]).status.victims
+        assert (victim.outcome, victim.verified) == (outcome, verified)
+        assert victim.lost_s == (0.0 if outcome == "Checkpointed" else 2.0)
+        assert world.cluster.jobs()[0].lost == (outcome != "Checkpointed")
+
+
+async def test_a_late_victim_is_said_once_and_forced_out_only_where_no_kubelet_can() -> None:
+    async with World() as world:
+        variant, workers = await world.full_node()
+        await world.evict(workers[:1], variant)
+        for _ in range(3):
+            await world.tend(16.0)
+        there = world.pods(names.POD_CLEANING)
+        [late] = world.reclaims()
+        world.fake.update(NODES, "n1", {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
+
+        await world.tend(1.0)
+
+        [in_time] = late["status"]["conditions"]
+        assert (in_time["status"], in_time["message"]) == ("False", f"still there: {workers[0]}")
+        assert workers[0] in there
+        assert workers[0] not in world.pods(names.POD_CLEANING)
+        assert world.events.count((late["metadata"]["name"], "ReclaimDeadlineExceeded")) == 1
