@@ -21,6 +21,7 @@ from slackwater_operator.kube.errors import (
     Forbidden,
     Gone,
     Invalid,
+    KubePermanent,
     NotFound,
     Unauthorized,
     Unreachable,
@@ -111,6 +112,17 @@ async def test_an_invalid_pod_names_its_fields(kube: Kube, namespace: str) -> No
         await kube.create(PODS, broken, manager=ME, dry_run=True)
 
     assert [cause.split(":")[0] for cause in caught.value.causes] == ["spec.containers[0].name"]
+
+
+async def test_a_misspelt_field_of_a_new_pod_is_named_and_not_dropped(kube: Kube, namespace: str) -> None:
+    broken = pod("a", namespace)
+    broken["spec"]["containers"][0]["imagePullPolice"] = "Always"
+
+    with pytest.raises(KubePermanent, match=r"unknown field \"spec.containers\[0\].imagePullPolice\""):
+        await kube.create(PODS, broken, manager=ME)
+
+    with pytest.raises(NotFound):
+        await kube.get(PODS, "a", namespace)
 
 
 async def test_a_lost_answer_is_recognised_although_the_server_writes_quantities_its_way(

@@ -161,7 +161,10 @@ class Kube:
     async def create(
         self, resource: Resource, body: Mapping[str, Any], *, manager: str, dry_run: bool = False
     ) -> Object:
-        """The object as the server made it.  Raises AlreadyExists, Invalid and Forbidden among others."""
+        """The object as the server made it.  Raises AlreadyExists, Invalid and Forbidden among others.
+
+        A field that the server does not know is a KubePermanent that names it, and not dropped in silence.
+        """
         namespace, name = namespace_of(body) or None, name_of(body)
         call = Call("create", resource.title(name or f"{body.get('metadata', {}).get('generateName', '')}…", namespace))
         before = self._hook("create", resource, name, dry_run)
@@ -173,7 +176,7 @@ class Kube:
                     resource.plural,
                     "POST",
                     resource.path(namespace),
-                    params=_writing(manager, dry_run),
+                    params=_writing(manager, dry_run) | {"fieldValidation": "Strict"},
                     body=_dump(resource, body),
                     before=before,
                 )
