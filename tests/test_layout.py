@@ -86,9 +86,9 @@ def test_every_module_belongs_to_a_layer() -> None:
 
 
 def test_entry_points_name_modules_of_ours() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
 
-    for target in project["entry-points"]["slackwater.commands"].values():
+    for target in (*points["slackwater.commands"].values(), *points["slackwater.sides"].values()):
         module = target.partition(":")[0].replace(".", "/")
         assert any((ROOT / room / f"{module}.py").is_file() for room in ROOMS), target
 

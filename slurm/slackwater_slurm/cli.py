@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    from slackwater_slurm.client.base import SlurmClient
     from slackwater_slurm.config import Kubernetes
-    from slackwater_slurm.exporter import Exporter
     from slackwater_slurm.sources import Source
 
 app = typer.Typer(help="Slurm: training first, cleaning in every gap.", no_args_is_help=True, add_completion=False)
@@ -62,9 +60,8 @@ def run(
     import threading
     from contextlib import ExitStack
 
-    from slackwater_slurm.client import open_client
     from slackwater_slurm.config import load
-    from slackwater_slurm.service import Service
+    from slackwater_slurm.service import Service, connector
     from slackwater_slurm.sources import Listed, Several
 
     stop = threading.Event()
@@ -75,33 +72,24 @@ def run(
     )
     try:
         settings = load(config)
-
-        def connect(exporter: "Exporter") -> "SlurmClient":
-            return open_client(
-                os.environ,
-                settings.client,
-                conf=settings.slurm_conf,
-                timeout_s=settings.command_timeout_s,
-                watch=exporter.called,
-            )
-
         with ExitStack() as stack:
             sources: list[Source] = [Listed(settings.jobs)] if settings.jobs else []
             if settings.kubernetes is not None:
                 sources.append(stack.enter_context(_placed(settings.kubernetes, os.environ)))
-            Service(settings, connect, Several(tuple(sources))).run(stop)
+            Service(settings, connector(settings, os.environ), Several(tuple(sources))).run(stop)
     except PermanentError as error:
         raise typer.BadParameter(str(error)) from error
 
 
 def _placed(settings: "Kubernetes", environ: "Mapping[str, str]") -> "AbstractContextManager[Source]":
-    """Jobs of a Kubernetes cluster.  Raises PermanentError without the client's packages."""
+    """Jobs of a Kubernetes cluster.  Raises PermanentError without the client's packages, or without such a cluster."""
     try:
+        from slackwater_operator.kube.connection import Connection
         from slackwater_slurm.placed import follow
     except ModuleNotFoundError as error:
         wanted = "pip install 'slackwater[operator]'"
         raise PermanentError(f"`kubernetes` needs the Python package {error.name!r}: {wanted}") from error
-    return follow(settings, environ)
+    return follow(settings, Connection.default(settings.kubeconfig, settings.context, environ))
 
 
 @app.command()

@@ -6,7 +6,7 @@ their mark and goes on.  Blocks for as long as the client's commands do.
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater_operator.core import PermanentError
@@ -43,12 +43,23 @@ class _Refusal:
 
 
 class SlurmCluster:
-    """The arrays of `jobs` in one partition.  `open_jobs` of a tick says which of them have work."""
+    """The arrays of `jobs` in one partition.  `open_jobs` of a tick says which of them have work.
+
+    fence: called before each change; what it raises is raised by the change, which is not made then.
+    """
 
     def __init__(
-        self, client: SlurmClient, *, user: str, partition: str, jobs: Sequence[CleaningJob], maintenance_lead_s: float
+        self,
+        client: SlurmClient,
+        *,
+        user: str,
+        partition: str,
+        jobs: Sequence[CleaningJob],
+        maintenance_lead_s: float,
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
+        self._fence = fence
         self._user = user
         self._partition = partition
         self._maintenance_lead_s = maintenance_lead_s
@@ -149,7 +160,8 @@ class SlurmCluster:
         )
 
     def apply(self, action: Action) -> None:
-        """Carry out one action; its effect shows in a later look.  Raises what the client raises."""
+        """Carry out one action; its effect shows in a later look.  Raises what the fence and the client raise."""
+        self._fence()
         match action:
             case SetThrottle(array_id, max_running):
                 self._client.set_throttle(array_id, max_running)

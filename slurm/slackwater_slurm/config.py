@@ -1,4 +1,4 @@
-"""The YAML file of `slackwater slurm run`: which cleaning jobs fill which partition.
+"""The YAML file of `slackwater slurm run` and of an operator's Slurm side: which cleaning jobs fill which partition.
 
 Parsed once, at the start; everything inside works on the models' values.  Unknown keys are errors, and an
 error names its key.
@@ -81,7 +81,7 @@ class Kubernetes(Section):
     """A cluster whose CleaningJobs have workers here too: those of `pools` with `Slurm` in their placement."""
 
     kubeconfig: Path | None = None
-    """As kubectl reads it; KUBECONFIG or ~/.kube/config by default."""
+    """As kubectl reads it; KUBECONFIG or ~/.kube/config by default.  Inside the operator its own is used."""
 
     context: str | None = None
     pools: Annotated[tuple[Name, ...], Field(min_length=1)]
@@ -123,7 +123,7 @@ class Config(Section):
     """How often each ledger is asked how far it is; that reads every open shard."""
 
     metrics_port: Port | None = None
-    """Prometheus metrics on 127.0.0.1; none by default."""
+    """Prometheus metrics on 127.0.0.1; none by default.  Inside the operator its own port shows them."""
 
     @model_validator(mode="after")
     def jobs_differ(self) -> "Config":

@@ -14,7 +14,8 @@ A lane is one (job, GPU type); type "" asks for any.  Slurm reads a throttle of 
 least is 1, which starts nothing while no GPU is idle.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater_slurm.observation import Array, Observation, Task
@@ -115,11 +116,13 @@ def plan(seen: Observation, wishes: Sequence[Wish]) -> tuple[Action, ...]:
         arrays = [array for array in seen.arrays if array.job == wish.job]
         unwanted = [array for array in arrays if not wish.is_open or array.gpu_type not in wish.lanes]
         actions += _close(unwanted)
+        targets: dict[str, int] = {}
         if wish.is_open:
             wanted = [array for array in arrays if array not in unwanted]
             actions += [Release(array.stuck) for array in wanted if array.stuck]
-            actions += _size(wish, wanted, shares[wish.job], held_elsewhere=sum(a.held_workers for a in unwanted))
-        actions += _leave(arrays, seen, wish)
+            targets = _targets(wish, wanted, shares[wish.job], held_elsewhere=sum(a.held_workers for a in unwanted))
+            actions += _size(wish, wanted, targets)
+        actions += _leave(arrays, seen, wish, targets)
     return tuple(actions)
 
 
@@ -134,8 +137,7 @@ def _close(arrays: Sequence[Array]) -> list[Action]:
     return actions
 
 
-def _size(wish: Wish, arrays: Sequence[Array], share: dict[str, int], held_elsewhere: int) -> list[Action]:
-    targets = _targets(wish, arrays, share, held_elsewhere)
+def _size(wish: Wish, arrays: Sequence[Array], targets: Mapping[str, int]) -> list[Action]:
     actions: list[Action] = []
     submits: list[Action] = []
     for gpu_type in wish.lanes:
@@ -165,12 +167,14 @@ def _targets(wish: Wish, arrays: Sequence[Array], share: dict[str, int], held_el
         held[array.gpu_type] += array.held_workers
         displaced[array.gpu_type] += array.displaced
     room = max(0, wish.max_workers - held_elsewhere - sum(held.values()))
+    left = wish.max_workers
     targets = {}
     for position, gpu_type in enumerate(wish.lanes):
         grow = min(room, max(share[gpu_type], displaced[gpu_type]))
         room -= grow
         later_lanes = len(wish.lanes) - position - 1
-        targets[gpu_type] = max(1, min(held[gpu_type] + grow, wish.max_workers - later_lanes))
+        targets[gpu_type] = max(1, min(held[gpu_type] + grow, left - later_lanes))
+        left -= targets[gpu_type]
     missing = wish.min_workers - sum(targets.values())
     targets[wish.lanes[0]] += max(0, missing)
     return targets
@@ -200,11 +204,13 @@ def _must_set(array: Array, part: int, max_workers: int) -> bool:
     acts_as = min(array.throttle or array.live, array.live)
     wanted = min(part, array.live)
     too_high = acts_as - wanted
-    return acts_as < wanted or too_high > max(1, part // DEAD_BAND) or (too_high > 0 and acts_as > max_workers)
+    # What holds more than its part is sent back, and would be started again at once.
+    must_fall = too_high > 0 and (acts_as > max_workers or array.held_workers > part)
+    return acts_as < wanted or too_high > max(1, part // DEAD_BAND) or must_fall
 
 
-def _leave(arrays: Sequence[Array], seen: Observation, wish: Wish) -> list[Action]:
-    """Leave drained and reserved nodes, and give back what is above a maximum that a person lowered."""
+def _leave(arrays: Sequence[Array], seen: Observation, wish: Wish, targets: Mapping[str, int]) -> list[Action]:
+    """Leave drained and reserved nodes, and give back what is above a maximum that was lowered."""
     tasks = [task for array in arrays for task in array.tasks]
     reasons = dict(seen.yielding)
     leaving: dict[str, list[Task]] = {}
@@ -213,13 +219,26 @@ def _leave(arrays: Sequence[Array], seen: Observation, wish: Wish) -> list[Actio
             leaving.setdefault(reasons[task.node], []).append(task)
     gone = {task.ref for group in leaving.values() for task in group}
     staying = sorted((task for task in tasks if task.ref not in gone), key=lambda t: (t.start_s, t.array_id, t.task_id))
-    if above := staying[wish.max_workers :]:  # the newest lose least
+    if above := _above(staying, arrays, targets, len(staying) - wish.max_workers):
         leaving["maximum"] = above
     actions: list[Action] = []
     for reason, group in sorted(leaving.items()):
         if refs := tuple(task.ref for task in group if task.is_running):
             actions.append(Requeue(refs, reason))
     return actions
+
+
+def _above(staying: Sequence[Task], arrays: Sequence[Array], targets: Mapping[str, int], count: int) -> list[Task]:
+    """So many of the newest, which lose least; of a lane only what is above its target, as more would start again."""
+    lanes = {array.array_id: array.gpu_type for array in arrays}
+    over = Counter(lanes[task.array_id] for task in staying)
+    over.subtract(targets)
+    found: list[Task] = []
+    for task in reversed(staying):
+        if len(found) < count and over[lanes[task.array_id]] > 0:
+            over[lanes[task.array_id]] -= 1
+            found.append(task)
+    return found[::-1]
 
 
 def _share(seen: Observation, wishes: Sequence[Wish]) -> dict[str, dict[str, int]]:

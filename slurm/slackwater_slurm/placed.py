@@ -1,7 +1,9 @@
 """CleaningJobs of a Kubernetes cluster that have workers on this Slurm too, over one ledger.
 
-Owns which of them are ours, how their fields read here, and what their status says of us.  A job's `maxWorkers` holds
-for both sides together: each takes what the other leaves, as the status says it.  Owns no decision on either side.
+Owns which of them are ours, how their fields read here, and what their status says of us.  Owns no decision on either
+side.  A job's `maxWorkers` holds for both sides together: each takes what the other leaves, as the status says it.
+This one leaves a worker to Kubernetes also before there is one, or the side that began first would have them all; and
+what runs here is not sent back for what runs there, or the two would give way to each other for ever: Kubernetes does.
 Runs its connection in a thread of its own, so that a cluster that is away costs the controller nothing: the jobs
 stay as they were heard of last.
 """
@@ -10,7 +12,7 @@ import asyncio
 import hashlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,9 @@ def translated(placed: Placed, gres: Mapping[str, str], settings: Kubernetes) ->
         return f"gpusPerWorker: must be 1 on Slurm, got {spec.gpus_per_worker}"
     gpu_types = () if "" in types else types
     elsewhere = sum((placed.status.workers.running, placed.status.workers.starting, placed.status.workers.leaving))
-    most = max(len(types), spec.max_workers - elsewhere)
+    theirs = 1 if "Kubernetes" in spec.placement else 0
+    runs = placed.status.slurm.running if placed.status.slurm is not None else 0
+    most = max(len(types), spec.max_workers - max(elsewhere, theirs), min(runs, spec.max_workers - theirs))
     return CleaningJob(
         name=job_name(placed.metadata.namespace or "", placed.metadata.name),
         input=Path(spec.slurm.input_path),
@@ -82,8 +86,11 @@ class PlacedJobs:
 
     is_endless = True
 
-    def __init__(self, settings: Kubernetes, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, settings: Kubernetes, loop: asyncio.AbstractEventLoop, fence: Callable[[], None] = lambda: None
+    ) -> None:
         self._settings = settings
+        self._fence = fence
         self._loop = loop
         self._lock = threading.Lock()
         self._jobs: tuple[CleaningJob, ...] | None = None
@@ -113,6 +120,7 @@ class PlacedJobs:
     async def run(self, connection: Connection) -> None:
         """Follow the cluster until cancelled."""
         async with Kube(connection, user_agent="slackwater/slurm") as kube:
+            kube.before_write = self._before_write
             self._kube = kube
             jobs, flavors = Cache(kube, JOBS), Cache(kube, FLAVORS)
 
@@ -128,6 +136,9 @@ class PlacedJobs:
                 await jobs.synced.wait()
                 await flavors.synced.wait()
                 look()
+
+    async def _before_write(self, *_: object) -> None:
+        self._fence()
 
     def _take(self, jobs: Sequence[Object], flavors: Sequence[Object]) -> None:
         gres = {}
@@ -182,15 +193,15 @@ class PlacedJobs:
 
 
 @contextmanager
-def follow(settings: Kubernetes, environ: Mapping[str, str]) -> Iterator[PlacedJobs]:
+def follow(
+    settings: Kubernetes, connection: Connection, fence: Callable[[], None] = lambda: None
+) -> Iterator[PlacedJobs]:
     """Follow a cluster's jobs in a thread for as long as the block lasts.
 
-    environ: where KUBECONFIG and HOME are looked up.   Raises PermanentError when there is no such cluster in the
-    kubeconfig.
+    fence: called before each write of a status; what it raises prevents it.
     """
-    connection = Connection.default(settings.kubeconfig, settings.context, environ)
     loop = asyncio.new_event_loop()
-    source = PlacedJobs(settings, loop)
+    source = PlacedJobs(settings, loop, fence)
     thread = threading.Thread(target=_follow, args=(loop, source, connection), name="placed-jobs", daemon=True)
     thread.start()
     try:

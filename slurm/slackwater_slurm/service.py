@@ -1,7 +1,8 @@
-"""`slackwater slurm run`: the controller as a process.
+"""The controller: of `slackwater slurm run`, and of an operator's Slurm side (`side`).
 
 Puts client, cluster, ledgers and metrics together and ticks until every job is done or it is told to stop.
-Leaves its arrays as they are when it ends: Slurm goes on with them, and the next controller adopts them.
+Leaves its arrays as they are when it ends: Slurm goes on with them, and the next controller adopts them.  Sets no
+signal handler, and leaves nothing open when it ends, so that it may be run in a thread and again.
 """
 
 import logging
@@ -9,14 +10,17 @@ import os
 import pwd
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 
 from slackwater_operator.core import PermanentError
 from slackwater_operator.status import StateFolder
 from slackwater_slurm.changes import EARLY_S, Changes
+from slackwater_slurm.client import open_client
 from slackwater_slurm.client.base import SlurmClient
 from slackwater_slurm.cluster import SlurmCluster
 from slackwater_slurm.config import CleaningJob, Config
@@ -31,6 +35,17 @@ logger = logging.getLogger(__name__)
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0  # between tries while Slurm does not answer
 
 Connect = Callable[[Exporter], SlurmClient]
+
+
+def connector(config: Config, environ: Mapping[str, str]) -> Connect:
+    """How a service of this configuration reaches its Slurm.   environ: this process's environment."""
+    return lambda exporter: open_client(
+        environ,
+        config.client,
+        conf=config.slurm_conf,
+        timeout_s=config.command_timeout_s,
+        watch=exporter.called,
+    )
 
 
 def this_user() -> str:
@@ -101,6 +116,9 @@ class Service:
     """One controller.  `run` returns when `stop` is set, or every job is done and no more can come.
 
     source: where the jobs come from; the configuration's own by default.
+    fence: called before each change at Slurm; what it raises ends the run.
+    tell: told why Slurm cannot be worked with just now, "" when it can.
+    show: is given the metrics; by default they are served on the configuration's own port.
     """
 
     config: Config
@@ -108,6 +126,9 @@ class Service:
     source: Source | None = None
     user: str = field(default_factory=this_user)
     epoch_s: Callable[[], float] = time.time
+    fence: Callable[[], None] = lambda: None
+    tell: Callable[[str], None] = lambda _: None
+    show: Callable[[CollectorRegistry], None] | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Control until all is done.
@@ -117,25 +138,25 @@ class Service:
         """
         if self.config.slurm_conf is not None and not self.config.slurm_conf.is_file():
             raise PermanentError(f"slurm_conf: {self.config.slurm_conf} is not a file")  # Slurm would search for 30 s
-        folder = StateFolder(self.config.state_dir)
-        folder.claim()
         source = self.source or Listed(self.config.jobs)
         exporter = Exporter()
         watches: dict[str, JobWatch] = {}
-        try:
-            client = self.connect(exporter)
+        with ExitStack() as stack:
+            stack.enter_context(claimed(self.config.state_dir))
+            stack.callback(_close, watches)
             cluster = SlurmCluster(
-                client,
+                self.connect(exporter),
                 user=self.user,
                 partition=self.config.partition,
                 jobs=(),
                 maintenance_lead_s=self.config.maintenance_lead_s,
+                fence=self.fence,
             )
-            serve_metrics(exporter, self.config.metrics_port)
+            if self.show is not None:
+                self.show(exporter.registry)
+            else:
+                stack.enter_context(served(exporter.registry, self.config.metrics_port))
             self._keep_going(cluster, exporter, source, watches, stop)
-        finally:
-            for watch in watches.values():
-                watch.ledger.close()
         failures = [watch.failure for watch in watches.values() if watch.failure]
         if failures and not source.is_endless:
             raise PermanentError("; ".join(failures))
@@ -165,11 +186,13 @@ class Service:
                 if str(error) != said:
                     logger.warning("no good answer from Slurm, trying again with back-off: %s", error)
                 said = str(error)
+                self.tell(said)
                 stop.wait(wait_s)
                 continue
             if said:
                 logger.info("Slurm answers again")
             said, wait_s = "", 0.0
+            self.tell("")
             if is_done:
                 return
             stop.wait(self.config.tick_s)
@@ -226,14 +249,38 @@ def _state(arrays: Sequence[Array], watch: JobWatch) -> JobState:
     )
 
 
-def serve_metrics(exporter: Exporter, port: int | None) -> None:
-    """Raises PermanentError when the port cannot be used."""
+def _close(watches: Mapping[str, JobWatch]) -> None:
+    for watch in watches.values():
+        watch.ledger.close()
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Be the folder's only controller for as long as the block lasts.  Raises PermanentError when another one is."""
+    state = StateFolder(folder)
+    state.claim()
+    try:
+        yield
+    finally:
+        del state  # its lock goes with it, also while a traceback holds this frame
+
+
+@contextmanager
+def served(registry: CollectorRegistry, port: int | None) -> Iterator[None]:
+    """Serve the metrics for as long as the block lasts.  Raises PermanentError when the port cannot be used."""
     if port is None:
+        yield
         return
     try:
-        start_http_server(port, addr="127.0.0.1", registry=exporter.registry)
+        server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
     except OSError as error:
         raise PermanentError(f"metrics_port {port} cannot be used: {error}") from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def _make_logs_folder(job: CleaningJob) -> str:

@@ -284,6 +284,23 @@ def test_a_pool_says_whether_its_slurm_has_been_heard_of(heard: set[str], reason
     assert reasons(status)["SlurmReachable"] == reason
 
 
+@pytest.mark.parametrize(
+    ("word", "reason", "said"),
+    [
+        pytest.param("", "SlurmReachable", [], id="it works"),
+        pytest.param("squeue: no answer", "SlurmUnreachable", [("Warning", "SlurmUnreachable")], id="it cannot"),
+        pytest.param(None, "NotSeen", [], id="it has said nothing yet"),
+    ],
+)
+def test_a_pools_own_slurm_side_says_how_its_slurm_is(word: str | None, reason: str, said: list[Any]) -> None:
+    obj, events = a_pool(slurm={"cluster": "hpc"}), Events()
+
+    status = pools.pool_status(obj, parse(CapacityPool, obj), "", None, NOW, events, (), word)
+
+    assert reasons(status)["SlurmReachable"] == reason
+    assert events == said
+
+
 def test_a_flavor_counts_the_nodes_that_it_selects() -> None:
     obj = a_flavor()
     node = {

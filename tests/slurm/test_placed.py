@@ -49,7 +49,7 @@ def test_a_placed_job_reads_as_one_of_ours() -> None:
     job = read(a_shared_job(flavors=["rtx5090", "h200"], maxWorkers=40))
 
     assert isinstance(job, CleaningJob)
-    assert (job.name, job.max_workers, job.gpu_types) == ("data-podcasts", 40, ("rtx5090", "h200"))
+    assert (job.name, job.max_workers, job.gpu_types) == ("data-podcasts", 39, ("rtx5090", "h200"))
     assert job.ledger_job == "podcasts"
     assert (str(job.input), str(job.output), job.settings) == ("/shared/in", "/shared/ledger", {"shard_items": "8"})
 
@@ -87,6 +87,38 @@ def test_both_sides_share_one_maximum() -> None:
 
 
 @pytest.mark.parametrize(
+    ("there", "here", "max_workers"),
+    [
+        pytest.param(6, 4, 4, id="all are there"),
+        pytest.param(6, 7, 7, id="too many together: Kubernetes gives way"),
+        pytest.param(6, 0, 4, id="training took ours: only what is left"),
+        pytest.param(0, 14, 9, id="a person lowered the maximum"),
+    ],
+)
+def test_what_runs_here_is_not_sent_back_for_what_runs_there(there: int, here: int, max_workers: int) -> None:
+    status = {"workers": {"running": there}, "slurm": {"cluster": "hpc", "running": here}}
+
+    job = read(a_shared_job(maxWorkers=10) | {"status": status})
+
+    assert isinstance(job, CleaningJob)
+    assert job.max_workers == max_workers
+
+
+@pytest.mark.parametrize(
+    ("placement", "max_workers"),
+    [
+        pytest.param(["Kubernetes", "Slurm"], 9, id="both, and none there yet"),
+        pytest.param(["Slurm"], 10, id="Slurm alone"),
+    ],
+)
+def test_one_worker_is_left_to_the_other_side_before_it_has_any(placement: list[str], max_workers: int) -> None:
+    job = read(a_shared_job(maxWorkers=10, placement=placement))
+
+    assert isinstance(job, CleaningJob)
+    assert job.max_workers == max_workers
+
+
+@pytest.mark.parametrize(
     ("one", "other"),
     [
         pytest.param(("a-b", "c"), ("a", "b-c"), id="the same letters"),
@@ -113,9 +145,9 @@ class StubLedger(LedgerWatch):
 @contextmanager
 def controller(fake: FakeKube, slurm: FakeSlurm, folder: Path) -> Iterator[Service]:
     """`slackwater slurm run` in threads, with its jobs from a Kubernetes cluster."""
-    kubernetes = settings(kubeconfig=fake.write_kubeconfig(folder / "kubeconfig"))
+    kubernetes = settings()
     stop = threading.Event()
-    with follow(kubernetes, {}) as source:
+    with follow(kubernetes, fake.connection()) as source:
         config = Config(kubernetes=kubernetes, state_dir=folder / "state", tick_s=0.1)
         one = Service(config, lambda _: slurm, source, user="cleaner", epoch_s=lambda: slurm.now_s)
         thread = threading.Thread(target=one.run, args=(stop,), daemon=True)
@@ -168,7 +200,7 @@ def test_a_lower_maximum_and_the_end_of_a_job_reach_slurm(fake: FakeKube, slurm:
         assert until(lambda: len(slurm.running()) == 4)
 
         fake.update(JOBS, "podcasts", {"spec": {"maxWorkers": 2}}, "data")
-        assert until(lambda: set(slurm.throttles.values()) == {2})
+        assert until(lambda: set(slurm.throttles.values()) == {1})
         fake.remove(JOBS, "podcasts", "data")
 
         assert until(lambda: any(call in ("hold", "cancel") for call, _ in slurm.calls))

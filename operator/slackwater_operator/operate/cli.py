@@ -1,12 +1,13 @@
 """`slackwater operator`, `get`, `explain` and `what-if`.
 
 Owns options and the form of errors; imports the rest only when a command runs.  The few variables that Kubernetes and
-kubectl set are read here, as options that may be left out.
+kubectl set are read here, as options that may be left out; sides are handed the whole environment.
 """
 
 import asyncio
 import json
 import logging
+import os
 import secrets
 from collections.abc import Coroutine
 from enum import StrEnum
@@ -67,6 +68,14 @@ def run_operator(
     host: Annotated[str, typer.Option(help="Address of both.")] = "0.0.0.0",
     gateway_image: Annotated[str, typer.Option(help="Of gateways; the operator's own by default.")] = "",
     keeper_image: Annotated[str, typer.Option(help="Of keepers; that of the job's workers by default.")] = "",
+    side: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="Run this too while leading: slurm=FILE is `slackwater slurm run` for the pools that FILE names. "
+            "May be given once for each side.",
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="Log every step, not only decisions.")] = False,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -77,6 +86,7 @@ def run_operator(
     """Run one replica until SIGTERM; one of all replicas leads."""
     from slackwater_operator.operate.process import Operator
     from slackwater_operator.operate.settings import Settings
+    from slackwater_operator.operate.sides import open_sides
 
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -96,7 +106,8 @@ def run_operator(
 
     async def operate() -> None:
         connection = _connection(kubeconfig, context, files, api_host, api_port)
-        await Operator(connection, settings).run(lambda line: typer.echo(f"slackwater operator: {line}"))
+        sides = open_sides(side or (), connection, os.environ)
+        await Operator(connection, settings, sides).run(lambda line: typer.echo(f"slackwater operator: {line}"))
 
     _run(operate())
 

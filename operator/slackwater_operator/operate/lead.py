@@ -1,4 +1,4 @@
-"""What only the leader does: ticks of the policy, children, rollouts, statuses, dry runs.
+"""What only the leader does: ticks of the policy, children, rollouts, statuses, dry runs, and the sides beside them.
 
 Owns their order and pace, and that one tick that fails does not end the others.  Begun anew each time that leadership
 is won, from what the caches hold; ends when it is cancelled.  Called by `process` through the elector.
@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slackwater_operator.cluster.kube.cluster import KubeCluster
 from slackwater_operator.core import (
@@ -36,6 +36,7 @@ from slackwater_operator.operate.revisions import CONTROLLER_REVISIONS, Ledger
 from slackwater_operator.operate.rollout import Rollout
 from slackwater_operator.operate.services import limits, service_spec, with_bounds
 from slackwater_operator.operate.settings import Settings
+from slackwater_operator.operate.sides import Sides
 from slackwater_operator.operate.signals import Gateways
 from slackwater_operator.operate.statuses.conditions import Emit
 from slackwater_operator.operate.statuses.round import Round
@@ -74,6 +75,9 @@ class Means:
     emit: Emit
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
+    sides: Sides = field(default_factory=lambda: Sides({}))
+    leads: Callable[[], bool] = lambda: True
+    """Whether this process leads, judged at each call: what the sides are held by."""
 
 
 class Leader:
@@ -110,11 +114,13 @@ class Leader:
 
     async def run(self) -> None:
         """Until cancelled; raises what ticks fail with for too long."""
-        self._means.metrics.leader.set(1)
+        means = self._means
+        means.metrics.leader.set(1)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._ticks())
                 group.create_task(self._looks())
+                group.create_task(means.sides.run(means.leads, means.metrics.reconcile_errors.labels("side").inc))
         finally:
             self._books.end()
             await asyncio.gather(self.gateways.close(), self.keepers.close(), self.cluster.close())
@@ -224,6 +230,10 @@ class Leader:
     def has_keeper(self, job: str) -> bool:
         """A keeper of it is followed."""
         return self.keepers.follows(job)
+
+    def side_word(self, pool: str) -> str | None:
+        """What keeps a pool's side from its work, "" = nothing; None if there is none, or it has said nothing yet."""
+        return self._means.sides.word(pool)
 
     def _status_of(self, key: Key) -> Object:
         obj = self._means.watches.services.get(*key)

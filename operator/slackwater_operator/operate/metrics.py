@@ -19,7 +19,7 @@ from slackwater_operator.kube.types import Key, Object
 from slackwater_operator.resources.names import LABEL_KIND, POD_GATE, POD_GATEWAY, POD_KEEPER, split_policy_flavor
 
 STAGES = ("spike_to_decision", "decision_to_free", "free_to_serving")
-ERRORS = ("budget", "tick", "look")  # what failed of a reconcile
+ERRORS = ("budget", "tick", "look", "side")  # what failed of a reconcile, or beside it
 REPLICA_STATES = ("starting", "ready", "leaving")
 CHILD_KINDS = (POD_GATEWAY, POD_KEEPER, POD_GATE)
 CHILD_STATES = ("ready", "waiting", "failed", "refused")

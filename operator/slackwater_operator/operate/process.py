@@ -28,6 +28,7 @@ from slackwater_operator.operate.intake import Intake
 from slackwater_operator.operate.lead import Leader, Means
 from slackwater_operator.operate.metrics import Books, Metrics
 from slackwater_operator.operate.settings import Settings
+from slackwater_operator.operate.sides import Side, Sides
 from slackwater_operator.operate.watches import Watches
 
 logger = logging.getLogger(__name__)
@@ -38,12 +39,17 @@ LAG_S = 30.0  # the loop did not run for so long: what it knows is old, whatever
 
 
 class Operator:
-    """One process.  `run` returns after a SIGTERM, with the Lease released; raises what it cannot go on with."""
+    """One process.  `run` returns after a SIGTERM, with the Lease released; raises what it cannot go on with.
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
+    sides: what runs beside the leader's ticks, by name.
+    """
+
+    def __init__(self, connection: Connection, settings: Settings, sides: Mapping[str, Side] | None = None) -> None:
         self._connection = connection
         self._settings = settings
         self._metrics = Metrics()
+        self._sides = Sides(sides or {})
+        self._metrics.registry.register(self._sides.shown)
         self._poked = asyncio.Event()
         self._stop = asyncio.Event()
         self._beat_s = time.monotonic()
@@ -97,7 +103,15 @@ class Operator:
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             means = Means(
-                kube, watches, Catalog.of(watches), Endpoints(watches.pods), settings, self._metrics, recorder.emit
+                kube,
+                watches,
+                Catalog.of(watches),
+                Endpoints(watches.pods),
+                settings,
+                self._metrics,
+                recorder.emit,
+                sides=self._sides,
+                leads=lambda: elector.is_leader,
             )
             tasks["election"] = asyncio.ensure_future(elector.run(lambda: self._lead(means)))
             await asyncio.wait([*tasks.values(), stopping], return_when=asyncio.FIRST_COMPLETED)

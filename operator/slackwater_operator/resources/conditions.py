@@ -134,6 +134,7 @@ class EventReason(StrEnum):
     FAILED = "BadConfiguration"
     TEMPLATE_REFUSED = "TemplateRefused"
     NODES_SHARED = "NodesShared"
+    SLURM_UNREACHABLE = "SlurmUnreachable"
 
 
 def status_of(kind: KindNames, type_: str, reason: str) -> ConditionStatus:

@@ -41,6 +41,7 @@ ANNOUNCEMENTS: Mapping[tuple[str, str], Announcement] = {
     ("Accepted", "SpecRefused"): Announcement(WARNING, EventReason.REFUSED),
     ("Ready", "SpecRefused"): Announcement(WARNING, EventReason.REFUSED),
     ("NodesExclusive", "NodesShared"): Announcement(WARNING, EventReason.NODES_SHARED),
+    ("SlurmReachable", "SlurmUnreachable"): Announcement(WARNING, EventReason.SLURM_UNREACHABLE),
 }
 
 

@@ -22,10 +22,12 @@ def pool_status(
     now: str,
     emit: Emit,
     slurm: Collection[str] = (),
+    side: str | None = None,
 ) -> Object:
     """Who holds a pool's GPUs.  pool None: it was refused, for that reason.
 
-    slurm: the clusters whose controllers have written into the status of a job.
+    slurm: the clusters whose controllers have written into the status of a job.   side: what keeps the pool's own side
+    from its work, "" = nothing; None = this operator runs none for it, or it has said nothing yet.
     """
     status: Object = {"observedGeneration": obj["metadata"].get("generation") or 0}
     if pool is None:
@@ -44,7 +46,9 @@ def pool_status(
     }
     if pool.spec.slurm is None:
         reasons["SlurmReachable"] = ("NoSlurm", "the pool has no Slurm cluster")
-    elif pool.spec.slurm.cluster in slurm:
+    elif side:
+        reasons["SlurmReachable"] = ("SlurmUnreachable", side)
+    elif side == "" or pool.spec.slurm.cluster in slurm:
         reasons["SlurmReachable"] = ("SlurmReachable", f"the controller of {pool.spec.slurm.cluster} takes jobs")
     return status | {"conditions": conditions(CAPACITY_POOL, obj, reasons, now, emit)}
 

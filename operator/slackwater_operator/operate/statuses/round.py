@@ -60,6 +60,7 @@ class Known(Protocol):
     def children(self) -> Children: ...
     def has_gateway(self, service: str) -> bool: ...
     def has_keeper(self, job: str) -> bool: ...
+    def side_word(self, pool: str) -> str | None: ...
 
 
 class Said(list[Event]):
@@ -108,7 +109,8 @@ class Round:
             key = key_of(obj)
             refused = shelf.refused.get(key, "")
             said = Said()
-            status = pools.pool_status(obj, shelf.valid.get(key), refused, views.get(key[1]), now, said, slurm)
+            pool, view, side = shelf.valid.get(key), views.get(key[1]), known.side_word(key[1])
+            status = pools.pool_status(obj, pool, refused, view, now, said, slurm, side)
             self._writer.want(self._watches.pools, obj, status, (), said)
         nodes = [*self._watches.nodes.values()]
         for obj in [*self._watches.flavors.values()]:
