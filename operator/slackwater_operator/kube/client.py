@@ -77,6 +77,10 @@ class Kube:
         """Requests sent so far, by (verb, plural)."""
         return self._transport.counts
 
+    def wall(self) -> float:
+        """Unix time by the server's clock; by our own before its first answer."""
+        return self._transport.server_time.wall()
+
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Object:
         """One object.  Raises NotFound."""
         call = Call("get", resource.title(name, namespace))

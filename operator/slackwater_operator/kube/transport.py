@@ -30,6 +30,7 @@ from slackwater_operator.kube.errors import (
     Unreachable,
     from_answer,
 )
+from slackwater_operator.kube.servertime import ServerTime
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Transport:
         self.connection = connection
         self.limits = limits
         self.counts: Counter[tuple[str, str]] = Counter()
+        self.server_time = ServerTime(clock)
         self._user_agent = user_agent
         self._clock = clock
         self._sleep = sleep
@@ -214,6 +216,7 @@ class Transport:
         headers = dict(await self.connection.credentials.headers())
         if body is not None:
             headers["Content-Type"] = content_type
+        asked_s = self._clock()
         try:
             async with self._open.request(
                 method,
@@ -224,6 +227,7 @@ class Transport:
                 server_hostname=self.connection.server_name,
                 proxy=self.connection.proxy,
             ) as response:
+                self.server_time.note(response.headers.get("Date"), asked_s, self._clock())
                 answer = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise self._no_answer(call, error) from error

@@ -112,6 +112,7 @@ class Operator:
                 recorder.emit,
                 sides=self._sides,
                 leads=lambda: elector.is_leader,
+                wall=kube.wall,
             )
             tasks["election"] = asyncio.ensure_future(elector.run(lambda: self._lead(means)))
             await asyncio.wait([*tasks.values(), stopping], return_when=asyncio.FIRST_COMPLETED)

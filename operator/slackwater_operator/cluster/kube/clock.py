@@ -14,9 +14,11 @@ class Clock:
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._ahead_s: float | None = None
+        self._now_s = 0.0
 
     def sync(self, now_s: float) -> bool:
         """Take a reading; True if moments that were converted before are no longer right."""
+        self._now_s = now_s
         ahead_s = self._wall() - now_s
         if self._ahead_s is not None and abs(ahead_s - self._ahead_s) < STEP_S:
             return False
@@ -25,9 +27,12 @@ class Clock:
         return not is_first
 
     def moment(self, wall_s: float) -> float:
-        """A wall time on the loop's clock."""
+        """A wall time on the loop's clock.
+
+        Everything that is stamped has happened: what seems to lie ahead was stamped by a clock that is ahead of ours.
+        """
         assert self._ahead_s is not None, "sync first"
-        return wall_s - self._ahead_s
+        return min(wall_s - self._ahead_s, self._now_s)
 
     def wall(self, moment_s: float) -> float:
         """A moment of the loop's clock as wall time."""
