@@ -16,8 +16,9 @@ render = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(render)
 
 
-def test_the_readme_shows_what_was_measured() -> None:
-    page = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("path", render.PAGES, ids=lambda path: path.parent.name)
+def test_a_page_shows_what_was_measured(path: Path) -> None:
+    page = path.read_text()
 
     assert render.rendered(page) == page, "run tests/bench/render.py"
     assert "Not measured yet" not in page

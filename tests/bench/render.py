@@ -1,4 +1,4 @@
-"""Renders the tables of figures in README.md from tests/bench/results; a test fails when they differ."""
+"""Renders the tables of figures in the pages from tests/bench/results; a test fails when they differ."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "kernels/README.md")
 RESULTS = ROOT / "tests/bench/results"
 BLOCK = re.compile(r"(<!-- bench:(?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -42,7 +42,7 @@ def label(what: str) -> str:
     """A row's name in words; the unit stands with the figure, and `_c16` means 16 at once."""
     name, comma, case = what.partition(",")
     name, _, at_once = re.sub(r"_c(\d+)$", r"|\1", name).partition("|")
-    words = re.sub(r"(?<!_per)_(s|mib)$", "", name).replace("_", " ")
+    words = re.sub(r"(?<!_per)_(s|mib|us)$", "", name).replace("_", " ")
     return words + (f", {at_once} at once" if at_once else "") + comma + case
 
 
@@ -58,8 +58,8 @@ def figure(value: float | None, unit: str) -> str:
 
 
 def main() -> None:
-    page = PAGE.read_text()
-    PAGE.write_text(rendered(page))
+    for page in PAGES:
+        page.write_text(rendered(page.read_text()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""How a matrix product is divided: the order of its sum by (N, K) alone, the launch by M as well.
+
+Owns the sum tree and the measured launch table.  Owns no tensor and launches nothing.  Called by `gemm` and `dispatch`.
+
+An element of the product is a sum over K / 128 blocks.  Blocks are added in order inside a leaf, leaves in order
+inside a group, groups in order.  Whether one CTA takes a leaf, a group or all of K, it adds in this order; so the bits
+of a row depend neither on M nor on the launch, and no two runs differ.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slackwater_kernels.core import GROUP
+
+_RESIDENT = 264  # CTAs of 100 KB that an H200's 132 multiprocessors hold at once
+_ALONE = 132  # from so many weight tiles on, the card is busy without a split
+_MANY_LEAVES = 8  # from more leaves on, three make a group: above 32 rows each part costs traffic
+_SPLIT_M = 256  # above it the partial sums would cost more traffic than the split saves time
+
+
+class Take(StrEnum):
+    """What one CTA sums before anything is written."""
+
+    LEAF = "leaf"  # `stream`: every weight of the leaf is asked for at once, before the kernel in front has ended
+    GROUP = "group"  # `loop`: a pipeline over the blocks of a group
+    ALL = "all"  # `loop` over all of K: nothing is left to add
+
+
+@dataclass(frozen=True, slots=True)
+class SumTree:
+    """The order in which one element's blocks are added."""
+
+    blocks: int
+    leaf: int  # blocks a leaf; the last leaf may be short
+    group: int  # leaves a group; the last group may be short
+
+    @property
+    def leaves(self) -> int:
+        return -(-self.blocks // self.leaf)
+
+    @property
+    def groups(self) -> int:
+        return -(-self.leaves // self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch."""
+
+    take: Take
+    rows: int  # rows of the weight a CTA takes, the 64-row operand of the tensor core
+    tokens: int  # rows of the activations a CTA takes
+    warps: int
+    stages: int
+    tma: bool
+    ahead: int  # weight blocks asked into the L2 before the kernel in front has ended
+    early: bool  # whether the next kernel may start at once or only when this one's loads are done
+
+
+def sum_tree(n: int, k: int) -> SumTree:
+    """The order of the sum for a weight [N, K].
+
+    As many leaves as the card can hold CTAs at once, and one where N alone keeps it busy.
+    """
+    blocks, tiles = k // GROUP, -(-n // GROUP)
+    if tiles >= _ALONE:
+        return SumTree(blocks, blocks, 1)
+    # Under 5 blocks a CTA ends before its loads are deep; over 8 they do not fit into shared memory.
+    leaf = next((size for size in (5, 6, 7) if tiles * -(-blocks // size) <= _RESIDENT), 8)
+    leaf = min(leaf, blocks)
+    return SumTree(blocks, leaf, 3 if -(-blocks // leaf) > _MANY_LEAVES else 2)
+
+
+def splits(tree: SumTree, take: Take) -> int:
+    """How many CTAs share the sum of one tile."""
+    return {Take.LEAF: tree.leaves, Take.GROUP: tree.groups, Take.ALL: 1}[take]
+
+
+def launch(n: int, k: int, m: int) -> Launch:
+    """The launch of a plain product, by measurements on an H200 (tests/bench/results/kernels.json)."""
+    tree, tiles = sum_tree(n, k), -(-n // GROUP)
+    if tree.leaves == 1:
+        if m <= 16:
+            return _loop(Take.ALL, 64, 16, stages=4, tma=False, early=False)
+        if m <= 64:
+            return _loop(Take.ALL, 64, 32 if m <= 32 else 64, stages=3 if m <= 32 else 4)
+        return _loop(Take.ALL, 64, 128, stages=3)
+    if m <= 16 or (m <= 32 and tree.leaves <= _MANY_LEAVES):
+        warps = 4 if tiles * tree.leaves >= 192 and m <= 16 else 8
+        return Launch(Take.LEAF, 128, 16 if m <= 16 else 32, warps, 3, tma=False, ahead=0, early=True)
+    if m <= 32:
+        return _loop(Take.GROUP, 128, 32, stages=6)
+    if m <= _SPLIT_M:
+        return _loop(Take.GROUP, 64, 64, stages=6 if m <= 64 and tree.leaves <= _MANY_LEAVES else 4)
+    return Launch(Take.ALL, 128, 64, 8, 3, tma=True, ahead=0, early=True)
+
+
+def gated_launch(m: int) -> Launch:
+    """The launch of gate_up with SwiGLU behind it: half of a CTA's rows are gate's, half up's."""
+    if m <= 16:
+        return _loop(Take.ALL, 64, 16, stages=4 if m <= 8 else 5, tma=False, ahead=3)
+    if m <= 32:
+        return _loop(Take.ALL, 64, 32, stages=5, ahead=3)
+    return _loop(Take.ALL, 64, 64, stages=4)
+
+
+def gates_at_once(m: int) -> bool:
+    """Whether SwiGLU behind gate_up is faster than SwiGLU in front of down's quantiser; the bits are the same."""
+    return m <= 32
+
+
+def _loop(
+    take: Take, rows: int, tokens: int, *, stages: int, tma: bool = True, ahead: int = 0, early: bool = True
+) -> Launch:
+    return Launch(take, rows, tokens, 4, stages, tma, ahead, early)

@@ -1,0 +1,68 @@
+"""What runs where, and what a refusal says."""
+
+import pytest
+import torch
+
+from slackwater_kernels import dispatch
+from slackwater_kernels.core import UnsupportedError
+from slackwater_kernels.dispatch import OPERATIONS, arch, describe, matrix, require_supported, supported
+from slackwater_kernels.gemm import Workspace, bsgemm
+from slackwater_kernels.layout import Fp8Weight
+from slackwater_kernels.quantize import quantize_activations, rmsnorm_quantize, swiglu_quantize
+from slackwater_kernels.reference import quantize_activations as reference_quantize
+from slackwater_kernels.reference import quantize_weight
+
+ROWS = torch.zeros(2, 256, dtype=torch.bfloat16)
+
+
+def test_a_cpu_is_refused_by_name_with_the_alternative():
+    weight = Fp8Weight.prepare(quantize_weight(torch.randn(128, 256)), "cpu")
+
+    for call, instead in (
+        (lambda: quantize_activations(ROWS), "reference.quantize_activations"),
+        (lambda: rmsnorm_quantize(ROWS, ROWS[0], 1e-6), "reference.rmsnorm"),
+        (lambda: swiglu_quantize(ROWS), "reference.swiglu"),
+        (lambda: bsgemm(reference_quantize(ROWS), weight, Workspace("cpu")), "reference.bsgemm"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"no kernel for cpu: it runs on sm_90; use .*{instead}"):
+            call()
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0), (12, 0)])
+def test_another_gpu_is_refused_by_its_architecture(monkeypatch, capability):
+    monkeypatch.setattr(dispatch, "arch", lambda device: f"sm_{capability[0]}{capability[1]}")
+
+    for operation in OPERATIONS:
+        assert not supported(operation.name, "cpu")
+        with pytest.raises(UnsupportedError, match=f"no kernel for sm_{capability[0]}{capability[1]}"):
+            require_supported(operation.name, ROWS)
+
+
+def test_a_hopper_without_triton_is_told_so(monkeypatch):
+    monkeypatch.setattr(dispatch, "arch", lambda device: "sm_90")
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
+
+    with pytest.raises(UnsupportedError, match="bsgemm on sm_90 needs the package triton"):
+        require_supported("bsgemm", ROWS)
+
+
+def test_what_has_no_kernel_anywhere_says_so(monkeypatch):
+    monkeypatch.setattr(dispatch, "arch", lambda device: "sm_120")
+
+    with pytest.raises(UnsupportedError, match="mxfp8_gemm has no kernel for sm_120: no kernel exists yet"):
+        require_supported("mxfp8_gemm", ROWS)
+
+
+def test_the_matrix_names_each_operation_and_its_alternative():
+    assert matrix().keys() == {operation.name for operation in OPERATIONS}
+    assert all(entry["instead"] for entry in matrix().values())
+    assert arch(torch.device("cpu")) == "cpu"
+
+
+def test_describe_tells_the_form_and_that_rows_do_not_depend_on_each_other():
+    one, many, gated = describe(2560, 9728, 1), describe(2560, 9728, 64), describe(19456, 2560, 1, gated=True)
+
+    assert (one["takes"], many["takes"], gated["takes"]) == ("leaf", "group", "all")
+    assert one["sum"] == many["sum"] == "76 blocks in leaves of 6, 3 leaves a group"
+    assert (one["split"], many["split"], gated["split"]) == (13, 5, 1)
+    assert all(entry["batch_invariant"] for entry in (one, many, gated))
