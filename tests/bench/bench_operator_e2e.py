@@ -235,7 +235,9 @@ def calm(on: Stage) -> None:
 @contextlib.contextmanager
 def prometheus(on: Stage, folder: Path) -> Iterator[str]:
     """A real one that scrapes the cluster's pods; yields its address."""
-    port, targets = free_port(), folder / "targets.json"
+    # In a folder of their own: Prometheus looks at everything in it again whenever a file there changes, its log too.
+    port, targets = free_port(), folder / "targets" / "targets.json"
+    targets.parent.mkdir()
     config = {
         "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
         "rule_files": [str(Path(__file__).parents[2] / "manifests/monitoring/rules.yaml")],
@@ -293,6 +295,8 @@ def perform(on: Stage, folder: Path) -> dict[str, Any]:
     doubles = Doubles()
     rounds: list[Round] = []
     with Watch(connection) as watch, prometheus(on, folder) as url, doubles.watching(on):
+        calm(on)
+        say(f"a first burst, for the page cache: {play(on, watch, SLOTS * 2)}")
         calm(on)
         position = on.cluster.plane.audit_position()
         for number in range(ROUNDS):
