@@ -6,13 +6,14 @@ Called by the supervisor of one machine here, by the operator in Kubernetes.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slackwater_operator.accounts import Accounts
 from slackwater_operator.cluster.base import Cluster, Observation
 from slackwater_operator.core import (
     Action,
     Limits,
+    Load,
     Plan,
     Service,
     Snapshot,
@@ -48,6 +49,15 @@ class ServiceSpec:
     window: Window = field(default_factory=Window)
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A `Load` as of the newest sample, and what it was made for; until the next one only its age changes."""
+
+    load: Load
+    lead_s: float
+    sample_s: float
+
+
 class Loop:
     """Runs the policy on one cluster.
 
@@ -59,6 +69,8 @@ class Loop:
         self._limits = limits
         self._specs: tuple[ServiceSpec, ...] = ()
         self._histories: dict[str, History] = {}
+        self._loads: dict[str, _Known] = {}
+        self._sample_s: dict[str, float] = {}  # service -> its newest sample
         self.serve(services)
         self._taken: tuple[Action, ...] = ()  # of the newest tick
         self._said: set[tuple[str, str]] = set()
@@ -76,6 +88,9 @@ class Loop:
             spec.name: self._histories[spec.name] if windows.get(spec.name) == spec.window else History(spec.window)
             for spec in services
         }
+        kept = {spec.name for spec in services if windows.get(spec.name) == spec.window}
+        self._loads = {name: known for name, known in self._loads.items() if name in kept}
+        self._sample_s = {name: sample_s for name, sample_s in self._sample_s.items() if name in kept}
         self._specs = tuple(services)
 
     async def tick(self, now_s: float) -> tuple[Action, ...]:
@@ -108,13 +123,15 @@ class Loop:
 
     def _snapshot(self, seen: Observation, now_s: float) -> Snapshot:
         for service, sample in seen.samples:
-            if service in self._histories:
-                self._histories[service].append(sample)
+            if service in self._histories and self._histories[service].append(sample):
+                self._loads.pop(service, None)
+                self._sample_s[service] = sample.t_s
+        leads = dict(seen.lead_s)
         return Snapshot(
             now_s=now_s,
             nodes=seen.nodes,
             workloads=seen.workloads,
-            services=tuple(self._service(spec, dict(seen.lead_s), now_s) for spec in self._specs),
+            services=tuple(self._service(spec, leads, now_s) for spec in self._specs),
             jobs=seen.jobs,
             flavors=seen.flavors,
             limits=self._limits,
@@ -138,7 +155,18 @@ class Loop:
             min_replicas=spec.min_replicas,
             max_replicas=spec.max_replicas,
             variants=variants,
-            load=self._histories[spec.name].load(now_s, longest_s),
+            load=self._load(spec, longest_s, now_s),
             burst_slots=spec.burst_slots,
             deadband_replicas=spec.deadband_replicas,
         )
+
+    def _load(self, spec: ServiceSpec, lead_s: float, now_s: float) -> Load:
+        """A service's demand.  With hundreds of services most have no new sample in a tick, and windows are long."""
+        known = self._loads.get(spec.name)
+        if known is None or known.lead_s != lead_s:
+            load = self._histories[spec.name].load(now_s, lead_s)
+            if spec.name in self._sample_s:
+                self._loads[spec.name] = _Known(load, lead_s, self._sample_s[spec.name])
+            return load
+        age_s = max(0.0, now_s - known.sample_s)
+        return replace(known.load, age_s=age_s, stale=age_s > spec.window.stale_after_s)

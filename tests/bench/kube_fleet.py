@@ -13,11 +13,12 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 
 from slackwater_controlplane.build import Programs, cache_folder
@@ -37,6 +38,8 @@ SERVICES = custom("inferencedeployments", "InferenceDeployment", True)
 JOBS = custom("cleaningjobs", "CleaningJob", True)
 RECLAIMS = custom("reclaims", "Reclaim", True)
 MANAGER = "bench"
+ACCOUNT = f"system:serviceaccount:{names.OPERATOR_NAMESPACE}:{names.SERVICE_ACCOUNT}"  # as the audit log names it
+AT_ONCE = 64  # requests of ours
 SERVING, DATA = "slackwater-inference", "slackwater-workers"  # the namespaces of the installation
 OVERLAY = ROOT / "manifests/overlays/test"
 RECEIPT = {"path": "part/s0000/1", "size_bytes": 1, "sha256": "0" * 64}  # what a worker of a fake node leaves behind
@@ -160,6 +163,17 @@ def pods(kube: Kube, labels: str) -> Iterator[tuple[Pods, asyncio.Task[None]]]:
         task.cancel()
 
 
+async def each(calls: Iterable[Awaitable[Any]]) -> None:
+    """Await them all, some at once."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(call: Awaitable[Any]) -> None:
+        async with gate:
+            await call
+
+    await asyncio.gather(*(one(call) for call in calls))
+
+
 @contextmanager
 def control_plane() -> Iterator[tuple[ControlPlane, Programs]]:
     """A control plane from this machine's cache.  Raises RuntimeError that says what to build first."""
@@ -218,6 +232,28 @@ def operator(kubeconfig: Path, folder: Path, *options: str) -> Iterator["subproc
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+async def samples(
+    session: aiohttp.ClientSession, url: str, only: Mapping[str, list[str]] | None = None
+) -> dict[str, float]:
+    """What a Prometheus endpoint says, by name with labels.  only: as its query may ask for some names alone."""
+    pairs = [(key, value) for key, values in (only or {}).items() for value in values]
+    async with session.get(url, params=pairs) as answer:
+        lines = (await answer.text()).splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def memory_peak_mb(pid: int) -> float:
+    """The most memory that a process has held so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e6
+
+
+def spent_cpu_s(pid: int) -> float:
+    """CPU time of a process so far, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def add_fleet(kwok: Kwok, num_nodes: int, gpus: int = 8) -> None:

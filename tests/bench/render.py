@@ -8,7 +8,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "kernels/README.md")
 RESULTS = ROOT / "tests/bench/results"
-BLOCK = re.compile(r"(<!-- bench:(?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- bench:(?P<name>[a-z0-9_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rendered(page: str) -> str:

@@ -63,7 +63,8 @@ class Metrics:
             "fleet_reconcile_seconds",
             "One tick of observe, plan and apply",
             registry=registry,
-            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5),
+            # Fine where the bar is, a quarter second: a percentile is read between two of them.
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2.5),
         )
         self.reconcile_errors = Total("fleet_reconcile_errors", "Ticks that failed", ["kind"], registry=registry)
         self.leader = Gauge("fleet_leader", "1 while this process leads", registry=registry)

@@ -4,8 +4,8 @@ Owns nothing of the plan and shares no code with those who made it: it looks at 
 actions alone, so that a fault in the policy is refused rather than carried out.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 
 from slackwater_operator.core import BudgetExceeded, Kind, Node, Phase, Plan, Snapshot, Verb
 
@@ -58,19 +58,75 @@ def _check_starts(snapshot: Snapshot, plan: Plan) -> None:
                 raise BudgetExceeded(f"start of {action.count} {action.uid}, which nobody asked for")
             starts[shapes[action.uid]] += action.count
     free = _free(snapshot)
-    for flavors in sorted(_unions(flavors for flavors, _ in starts), key=sorted):
-        inside = Counter({gpus: 0 for _, gpus in starts})
-        for (wanted, gpus), count in starts.items():
-            if wanted <= flavors:
-                inside[gpus] += count
-        rooms = [room for node, room in free if node.flavor in flavors]
-        total = sum(gpus * count for gpus, count in inside.items())
-        if total > sum(rooms):
-            raise BudgetExceeded(f"starts take {total} GPUs of {sorted(flavors)}, {sum(rooms)} are seen free")
-        for size in inside:  # as many as that or larger ones must fit into single nodes
-            large = sum(count for gpus, count in inside.items() if gpus >= size)
-            if large > sum(room // size for room in rooms):
-                raise BudgetExceeded(f"{large} starts of {size} or more GPUs do not fit the nodes of {sorted(flavors)}")
+    _check_fit(starts, free, 0)
+    for size in {gpus for _, gpus in starts}:  # as many as that or larger ones must fit into single nodes
+        _check_fit(starts, free, size)
+
+
+def _check_fit(starts: Mapping[tuple[frozenset[str], int], int], free: Iterable[tuple[Node, int]], size: int) -> None:
+    """Each start has a place of its own.
+
+    size: GPUs of a place, for the starts that need so many or more; 0: all of them, a GPU is a place.
+    """
+    places: Counter[str] = Counter()
+    for node, room in free:
+        places[node.flavor] += room // (size or 1)
+    wanted: Counter[frozenset[str]] = Counter()
+    for (flavors, gpus), count in starts.items():
+        if gpus >= size:
+            wanted[flavors] += count if size else gpus * count
+    crowded = _crowded(wanted, places)
+    if crowded is None:
+        return
+    total = sum(count for flavors, count in wanted.items() if flavors <= crowded)
+    if size:
+        raise BudgetExceeded(f"{total} starts of {size} or more GPUs do not fit the nodes of {sorted(crowded)}")
+    seen = sum(places[flavor] for flavor in crowded)
+    raise BudgetExceeded(f"starts take {total} GPUs of {sorted(crowded)}, {seen} are seen free")
+
+
+def _crowded(wanted: Mapping[frozenset[str], int], places: Mapping[str, int]) -> frozenset[str] | None:
+    """Flavors that do not have as many places as are wanted of them alone; None if everybody gets one.
+
+    A flow: who finds no free place in its flavors moves others, step by step, to flavors where they may be too.  To
+    look at each union of flavors instead takes twice as long with each further combination that some job asks for.
+    """
+    left = dict(places)
+    taken: dict[str, Counter[frozenset[str]]] = {}
+    for family in sorted(wanted, key=sorted):
+        missing = wanted[family]
+        while missing:
+            came: dict[str, tuple[str, frozenset[str]]] = {}  # flavor -> who would have to leave which other one for it
+            queue = deque(sorted(family))
+            seen = set(queue)
+            while queue and not left.get(queue[0]):
+                flavor = queue.popleft()
+                for other in taken.get(flavor, ()):
+                    for further in sorted(other - seen):
+                        seen.add(further)
+                        came[further] = flavor, other
+                        queue.append(further)
+            if not queue:
+                return frozenset(seen)
+            path = [queue[0]]
+            while path[-1] in came:
+                path.append(came[path[-1]][0])
+            moved = min(missing, left[path[0]], *(taken[came[to][0]][came[to][1]] for to in path[:-1]))
+            left[path[0]] -= moved
+            for to in path[:-1]:
+                source, other = came[to]
+                _move(taken, source, other, -moved)
+                _move(taken, to, other, moved)
+            _move(taken, path[-1], family, moved)
+            missing -= moved
+    return None
+
+
+def _move(taken: dict[str, Counter[frozenset[str]]], flavor: str, family: frozenset[str], count: int) -> None:
+    there = taken.setdefault(flavor, Counter())
+    there[family] += count
+    if not there[family]:
+        del there[family]
 
 
 def _free(snapshot: Snapshot) -> list[tuple[Node, int]]:
@@ -92,11 +148,3 @@ def _shapes(snapshot: Snapshot) -> dict[str, tuple[frozenset[str], int]]:
         for variant in service.variants:
             shapes[variant.uid] = (frozenset({variant.flavor}), variant.gpus)
     return shapes
-
-
-def _unions(families: Iterable[frozenset[str]]) -> set[frozenset[str]]:
-    """All unions of sets of flavors: starts fit together only if each union has room for its own."""
-    found: set[frozenset[str]] = set()
-    for family in families:
-        found |= {family} | {family | other for other in found}
-    return found

@@ -4,6 +4,8 @@ Owns the actions so far, and what each of them leaves for the next: GPUs, evicti
 by `planner.plan`, handed through `serve`, `reclaim` and `lend`.
 """
 
+from collections.abc import Iterator
+
 from slackwater_operator.core import (
     PRIORITY,
     Action,
@@ -48,6 +50,8 @@ class Draft:
         self.actions: list[Action] = []
         self.conditions: set[Condition] = set()
         self.chosen: set[str] = set()  # uids that are evicted by this plan
+        self._evictable: dict[str, list[Workload]] | None = None  # by flavor, in no order
+        self._ordered: dict[str, list[Workload]] = {}
         self._by_owner: dict[tuple[Kind, str], list[Workload]] = {}
         for workload in snapshot.workloads:
             self._by_owner.setdefault((workload.kind, workload.owner), []).append(workload)
@@ -78,23 +82,34 @@ class Draft:
             reason = Reason.RETARGET
         self.act(Verb.EVICT, victim.uid, reason, beneficiary=beneficiary)
 
-    def candidates(self, priority: int) -> list[Workload]:
-        """Workloads on usable nodes that something of `priority` may have evicted, in no order."""
-        return [
-            workload
-            for workload in self.snapshot.workloads
-            if workload.preemptible
-            and workload.kind is not Kind.INFERENCE
-            and workload.phase in ACTIVE
-            and PRIORITY[workload.kind] < priority
-            and workload.node in self.pool.nodes
-            and workload.uid not in self.chosen
-            and workload.uid not in self._kept
-        ]
+    def candidates(self, priority: int, flavor: str) -> Iterator[Workload]:
+        """Workloads on usable nodes of a flavor that something of `priority` may have evicted, by `victim_order`."""
+        for workload in self._able(flavor):
+            if PRIORITY[workload.kind] < priority and workload.uid not in self.chosen:
+                yield workload
 
     def finish(self, need_replicas: tuple[tuple[str, int], ...]) -> Plan:
         """The plan, with its conditions in one order."""
         return Plan(tuple(self.actions), need_replicas, tuple(sorted(self.conditions)))
+
+    def _able(self, flavor: str) -> list[Workload]:
+        """Put in order once a plan, since many claims ask."""
+        if self._evictable is None:
+            self._evictable = {}
+            for workload in self.snapshot.workloads:
+                if (
+                    workload.preemptible
+                    and workload.kind is not Kind.INFERENCE
+                    and workload.phase in ACTIVE
+                    and workload.node in self.pool.nodes
+                    and workload.uid not in self._kept
+                ):
+                    self._evictable.setdefault(self.pool.nodes[workload.node].flavor, []).append(workload)
+        if flavor not in self._ordered:
+            now_s = self.snapshot.now_s
+            able = self._evictable.get(flavor, [])
+            self._ordered[flavor] = sorted(able, key=lambda workload: victim_order(workload, now_s))
+        return self._ordered[flavor]
 
     def _hung_without_substitute(self, leaving: list[Workload], hung: list[Workload]) -> dict[str, int]:
         """By flavor, GPUs of hung victims for which no other victim was sent away since."""

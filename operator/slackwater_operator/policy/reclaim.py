@@ -4,8 +4,9 @@ Owns the choice of victims: the cheapest ones, and no one whose GPUs are not nee
 for replicas and by `planner` for training jobs, after free GPUs and those on their way have been used.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import merge
 
 from slackwater_operator.core import Reason, Workload
 from slackwater_operator.policy.draft import Draft, victim_order
@@ -37,17 +38,18 @@ def reclaim(draft: Draft, claim: Claim) -> dict[str, int]:
     A victim larger than the claim is taken only if no set of smaller ones suffices.
     """
     rank = {flavor: position for position, flavor in enumerate(claim.shapes)}
-    able = [victim for victim in draft.candidates(claim.priority) if draft.pool.nodes[victim.node].flavor in rank]
 
     def order(victim: Workload) -> tuple[int, float, int, float, str]:
         priority, lost, newest, uid = victim_order(victim, draft.snapshot.now_s)
         return priority, lost, rank[draft.pool.nodes[victim.node].flavor], newest, uid
 
-    able.sort(key=order)
-    chosen = cheapest(draft, claim, [victim for victim in able if victim.gpus <= claim.most_gpus])
+    def able() -> Iterable[Workload]:
+        return merge(*(draft.candidates(claim.priority, flavor) for flavor in rank), key=order)
+
+    chosen = cheapest(draft, claim, (victim for victim in able() if victim.gpus <= claim.most_gpus))
     more = gained(draft, claim, chosen)
-    if claim.unmet(more) and any(victim.gpus > claim.most_gpus for victim in able):
-        chosen = cheapest(draft, claim, able)
+    if claim.unmet(more) and any(victim.gpus > claim.most_gpus for victim in able()):
+        chosen = cheapest(draft, claim, able())
         more = gained(draft, claim, chosen)
     for victim in chosen[: draft.evictions_left]:
         draft.evict(victim, claim.reason, claim.uids[draft.pool.nodes[victim.node].flavor])
@@ -57,7 +59,7 @@ def reclaim(draft: Draft, claim: Claim) -> dict[str, int]:
     return more
 
 
-def cheapest(draft: Draft, claim: Claim, able: Sequence[Workload]) -> list[Workload]:
+def cheapest(draft: Draft, claim: Claim, able: Iterable[Workload]) -> list[Workload]:
     """The first victims of `able` that meet the claim, less those that turn out not to be needed.
 
     If all of them do not meet it, those that bring anything at all.

@@ -64,6 +64,7 @@ class Serving:
         self.draining = sorted((w for w in mine if w.phase is Phase.DRAINING), key=self._drain_order)
         self.supply = Supply(len(self.staying), sum(map(self._slots, self.staying)))
         self._pending = 0
+        self._needs: dict[float, float] = {}  # by how far ahead
         for workload in sorted((w for w in mine if w.phase is Phase.PENDING), key=lambda w: w.uid):
             # Asked for, not placed yet.  With a GPU to go to it is supply, without one it is not there.
             if draft.pool.take_free(workload.flavor, workload.gpus):
@@ -99,7 +100,7 @@ class Serving:
         expected: dict[str, int] = {}
         if self.service.load.stale:
             return expected
-        missing = need_slots(self.service, horizon_s) - self.supply.slots
+        missing = self._need_slots(horizon_s) - self.supply.slots
         count = bounds(self.service)[1] - self.supply.replicas
         for variant in self._variants:
             free = self._draft.pool.fits(variant.flavor, variant.gpus)
@@ -122,7 +123,13 @@ class Serving:
         fewest, most = bounds(self.service)
         if reason is Reason.FLOOR:
             return replicas < fewest
-        return replicas < most and need_slots(self.service, variant.lead_s) - slots > EPSILON
+        return replicas < most and self._need_slots(variant.lead_s) - slots > EPSILON
+
+    def _need_slots(self, lead_s: float) -> float:
+        """The same all through a plan, and asked for again and again."""
+        if lead_s not in self._needs:
+            self._needs[lead_s] = need_slots(self.service, lead_s)
+        return self._needs[lead_s]
 
     def _why(self, reason: Reason) -> Reason:
         """NODE where only replicas on lost nodes make the difference."""

@@ -5,6 +5,7 @@ the server is: no string is taken for a number.
 """
 
 import re
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StrictBool
@@ -47,6 +48,7 @@ LIST_SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
 LIST_ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
 
 
+@lru_cache(1024)  # the same few, for each service and job in each tick
 def seconds(duration: str) -> float:
     """A duration string in seconds."""
     parts = re.findall(r"([0-9.]+)(ms|s|m|h)", duration)

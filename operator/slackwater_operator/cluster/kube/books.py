@@ -73,6 +73,12 @@ class Books:
             self._forget(uid, promise.node)
             self.count((promise.node,), now_s)
 
+    def abandon(self, uid: str, now_s: float) -> None:
+        """Nobody will create the pod any more: what is still promised to it is not, unless it may be there."""
+        promise = self.promises.get(uid)
+        if promise is not None and not promise.in_doubt:
+            self.release(uid, now_s)
+
     def doubt(self, uid: str) -> None:
         """The pod may have been created; its GPUs stay promised until somebody has looked."""
         promise = self.promises.get(uid)

@@ -124,8 +124,7 @@ class KubeCluster:
             *((action, partial(drains.drain, state, action, now_s)) for action in by_verb[Verb.DRAIN]),
         ]
         refusals += _refused([action for action, _ in marks], await together([call for _, call in marks]))
-        for action in by_verb[Verb.START]:
-            refusals += _refused([action], await together([partial(start, state, action, now_s)]))
+        refusals += _refused(by_verb[Verb.START], await start(state, by_verb[Verb.START], now_s))
         refusals += await evict(state, by_verb[Verb.EVICT], now_s)
         return tuple(refusals)
 

@@ -14,6 +14,7 @@ from slackwater_operator.cluster.kube.starts import flavors_of
 from slackwater_operator.cluster.kube.state import State
 from slackwater_operator.core import CleaningJob, Flavor, Kind, Limits, Node, Phase, Workload
 from slackwater_operator.resources import cleaning, names
+from slackwater_operator.resources.inference import InferenceDeployment
 
 NOMINATION_S = 1.5  # a training pod that does not preempt and waits for so long is helped by us
 DEFAULT_LEAD_S = 5.0
@@ -40,6 +41,8 @@ class Observer:
 
     state: State
     _entries: dict[str, Entry] = field(default_factory=dict)
+    _flavors: dict[str, tuple[cleaning.CleaningJob, tuple[str, ...]]] = field(default_factory=dict)  # by job
+    _variants: dict[str, tuple[InferenceDeployment, tuple[str, ...]]] = field(default_factory=dict)  # by service
     _nodes: dict[str, tuple[tuple[object, ...], Node]] = field(default_factory=dict)
 
     def forget(self) -> None:
@@ -251,10 +254,23 @@ class Observer:
 
     def jobs(self, now_s: float) -> tuple[CleaningJob, ...]:
         """Each cleaning job's appetite, within its queue."""
-        allowed = self._queue_room()
-        return tuple(self._job(uid, job, allowed, now_s) for uid, job in sorted(self.state.catalogue.jobs.items()))
+        allowed, weights = self._queue_room(), self._weights()
+        jobs = self.state.catalogue.jobs
+        self._flavors = {uid: self._flavors_of(uid, job) for uid, job in jobs.items()}
+        return tuple(self._job(uid, job, allowed, weights, now_s) for uid, job in sorted(jobs.items()))
 
-    def _job(self, uid: str, job: cleaning.CleaningJob, allowed: dict[str, int], now_s: float) -> CleaningJob:
+    def _flavors_of(self, uid: str, job: cleaning.CleaningJob) -> tuple[cleaning.CleaningJob, tuple[str, ...]]:
+        known = self._flavors.get(uid)
+        return known if known is not None and known[0] is job else (job, flavors_of(job))
+
+    def _job(
+        self,
+        uid: str,
+        job: cleaning.CleaningJob,
+        allowed: dict[str, int],
+        weights: dict[tuple[str, str], float],
+        now_s: float,
+    ) -> CleaningJob:
         spec, owner = job.spec, self.state.owner(names.POD_CLEANING, uid)
         progress = self.state.progress.job(uid)
         workers = [pod for pod in self.state.index.of(names.POD_CLEANING, uid) if not pod.is_over]
@@ -280,20 +296,17 @@ class Observer:
             min_workers=min(spec.min_workers, most) if open_units or workers else 0,
             max_workers=most,
             open_units=open_units,
-            flavors=flavors_of(job),
-            weight=self._weight(job),
+            flavors=self._flavors[uid][1],
+            weight=next((weights[key] for name in spec.pools if (key := (name, spec.queue or "")) in weights), 1.0),
             gpus=spec.gpus_per_worker,
             start_s=owner.start_s or DEFAULT_START_S,
             checkpoint_s=spec.checkpoint.flush_timeout_s,
         )
 
-    def _weight(self, job: cleaning.CleaningJob) -> float:
-        for name in job.spec.pools:
-            pool = self.state.catalogue.pools.get(name)
-            for queue in pool.spec.queues if pool else ():
-                if queue.name == job.spec.queue:
-                    return float(queue.weight)
-        return 1.0
+    def _weights(self) -> dict[tuple[str, str], float]:
+        """By pool and queue."""
+        pools = self.state.catalogue.pools
+        return {(name, queue.name): float(queue.weight) for name, pool in pools.items() for queue in pool.spec.queues}
 
     def _queue_room(self) -> dict[str, int]:
         """By job, the most workers that its queue's `maxGPUs` allow: what it holds, and what is left, by name."""
@@ -324,13 +337,24 @@ class Observer:
 
     def leads(self) -> tuple[tuple[str, float], ...]:
         """Each variant's measured time from a decision to a replica that serves."""
-        found = []
-        for service in self.state.catalogue.services.values():
-            for pool in service.spec.pools:
-                for variant in service.spec.variants:
-                    uid = names.variant_uid(service.metadata.namespace, service.metadata.name, pool, variant.flavor)
-                    found.append((uid, lead_s(self.state, uid) or DEFAULT_LEAD_S))
-        return tuple(found)
+        services = self.state.catalogue.services
+        self._variants = {uid: self._variants_of(uid, service) for uid, service in services.items()}
+        return tuple(
+            (variant, lead_s(self.state, variant) or DEFAULT_LEAD_S)
+            for _, variants in self._variants.values()
+            for variant in variants
+        )
+
+    def _variants_of(self, uid: str, service: InferenceDeployment) -> tuple[InferenceDeployment, tuple[str, ...]]:
+        known = self._variants.get(uid)
+        if known is not None and known[0] is service:
+            return known
+        metadata, spec = service.metadata, service.spec
+        return service, tuple(
+            names.variant_uid(metadata.namespace, metadata.name, pool, variant.flavor)
+            for pool in spec.pools
+            for variant in spec.variants
+        )
 
 
 def lead_s(state: State, variant: str) -> float | None:

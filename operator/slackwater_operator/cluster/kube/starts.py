@@ -1,11 +1,11 @@
 """Starting replicas and workers on GPUs that are seen free.
 
 Owns the choice of a node and the creation of the pod there: created with its node named is bound, so no scheduler can
-give the GPU to somebody else in between.  Called by `cluster` for each START.
+give the GPU to somebody else in between.  Called by `cluster` with the STARTs of a plan.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -74,30 +74,85 @@ def running(state: State, uid: str, now_s: float) -> Running:
     return Running(service, variant, state.catalogue.flavors[flavor], pool, revision.name, revision.template)
 
 
-async def start(state: State, action: Action, now_s: float) -> None:
-    """Create `action.count` pods.  Raises what kept the first of them from being made, if none was."""
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """A pod that is about to be created, on GPUs that are promised to it.  take: what made room for it."""
+
+    body: Object
+    node: str
+    gpus: int
+    take: Take | None = None
+
+    @property
+    def uid(self) -> str:
+        """Of the pod, as `Pod.uid`."""
+        return names.object_uid(self.body["metadata"]["namespace"], self.body["metadata"]["name"])
+
+
+async def start(state: State, actions: Sequence[Action], now_s: float) -> list[SlackwaterError | None]:
+    """Create the pods of all these actions; for each what kept its first pod from being made, if none was.
+
+    One action takes its places after the other, and then all pods are created at once: with hundreds of jobs it would
+    take a minute to wait for each one's answers.
+    """
+    results: dict[int, SlackwaterError | None] = {}
+    for wave in _waves(actions):
+        births: dict[int, list[Birth]] = {}
+        try:
+            for number in wave:
+                try:
+                    births[number] = _births(state, actions[number], now_s)
+                except (TemporaryError, PermanentError) as error:
+                    results[number] = error
+                for birth in births.get(number, ()):
+                    state.books.promise(birth.uid, birth.node, birth.gpus, now_s)
+            calls = [partial(_create, state, actions[number], births[number], now_s) for number in births]
+            made = await together(calls)
+        finally:
+            for birth in (birth for there in births.values() for birth in there):
+                state.books.abandon(birth.uid, now_s)
+        results |= {
+            number: result if isinstance(result, SlackwaterError) else None
+            for number, result in zip(births, made, strict=True)
+        }
+    return [results[number] for number in range(len(actions))]
+
+
+def _waves(actions: Sequence[Action]) -> list[list[int]]:
+    """Positions of the actions, in waves: of one owner's or variant's actions the second sees what the first did."""
+    waves: list[list[int]] = []
+    count: dict[str, int] = {}
+    for number, action in enumerate(actions):
+        wave = count[action.uid] = count.get(action.uid, -1) + 1
+        if wave == len(waves):
+            waves.append([])
+        waves[wave].append(number)
+    return waves
+
+
+def _births(state: State, action: Action, now_s: float) -> list[Birth]:
+    """Up to `action.count` pods and their places.  Raises if there is none."""
     if names.split_variant_uid(action.uid) is not None:
-        await _start_replicas(state, action, now_s)
-    else:
-        await _start_workers(state, action, now_s)
+        return _replicas(state, action, now_s)
+    return _workers(state, action, now_s)
 
 
-async def _start_replicas(state: State, action: Action, now_s: float) -> None:
+def _replicas(state: State, action: Action, now_s: float) -> list[Birth]:
     found = running(state, action.uid, now_s)
     owner = state.owner(names.POD_INFERENCE, found.service.key)
     policy_flavor = names.policy_flavor(found.pool, found.variant.flavor)
     nodes = _nodes(state, policy_flavor, found.variant.gpus, action.count, owner, now_s, lambda page: page.free)
     if not nodes:
         raise TemporaryError(f"no node of {policy_flavor} has {found.variant.gpus} GPUs free for {action.uid}")
-
-    async def one(node: str, take: Take | None) -> None:
-        body = found.body(state, node, action.reason, take.name if take else "")
-        pod = await state.create(body, node, found.variant.gpus, now_s)
-        state.decided[pod.uid] = take.decided_s if take else now_s
-        state.placed[pod.uid] = now_s
-
-    claims = _claims(state, action.uid, nodes)
-    await _all(owner, action, [partial(one, *pair) for pair in zip(nodes, claims, strict=True)], now_s)
+    return [
+        Birth(
+            found.body(state, node, action.reason, take.name if take else ""),
+            node,
+            found.variant.gpus,
+            take,
+        )
+        for node, take in zip(nodes, _claims(state, action.uid, nodes), strict=True)
+    ]
 
 
 def _claims(state: State, variant: str, nodes: list[str]) -> list[Take | None]:
@@ -118,7 +173,7 @@ def _claims(state: State, variant: str, nodes: list[str]) -> list[Take | None]:
     return found
 
 
-async def _start_workers(state: State, action: Action, now_s: float) -> None:
+def _workers(state: State, action: Action, now_s: float) -> list[Birth]:
     job = state.catalogue.jobs.get(action.uid)
     if job is None:
         raise TemporaryError(f"CleaningJob {action.uid} is gone")
@@ -129,12 +184,14 @@ async def _start_workers(state: State, action: Action, now_s: float) -> None:
     if not places:
         wanted = ", ".join(flavors_of(job))
         raise TemporaryError(f"no node of {wanted} has {job.spec.gpus_per_worker} GPUs to lend to {action.uid}")
-
-    async def one(place: making.Place) -> None:
-        body = making.worker(job, place, pod_name(job.metadata.name, state.suffix()), action.reason)
-        await state.create(body, place.node, job.spec.gpus_per_worker, now_s)
-
-    await _all(owner, action, [partial(one, place) for place in places], now_s)
+    return [
+        Birth(
+            making.worker(job, place, pod_name(job.metadata.name, state.suffix()), action.reason),
+            place.node,
+            job.spec.gpus_per_worker,
+        )
+        for place in places
+    ]
 
 
 def flavors_of(job: CleaningJob) -> tuple[str, ...]:
@@ -192,9 +249,19 @@ def _nodes(
     return chosen
 
 
-async def _all(owner: Owner, action: Action, calls: list[Callable[[], Awaitable[None]]], now_s: float) -> None:
-    """Run the creations; books the first failure with the owner, and raises it if nothing was made."""
-    results = await together(calls)
+async def _create(state: State, action: Action, births: list[Birth], now_s: float) -> None:
+    """Create the pods; books the first failure with the owner, and raises it if nothing was made."""
+    parts = names.split_variant_uid(action.uid)
+    kind = names.POD_CLEANING if parts is None else names.POD_INFERENCE
+    owner = state.owner(kind, action.uid if parts is None else names.object_uid(parts[0], parts[1]))
+
+    async def one(birth: Birth) -> None:
+        pod = await state.create(birth.body, birth.node, birth.gpus, now_s)
+        if parts is not None:
+            state.decided[pod.uid] = birth.take.decided_s if birth.take else now_s
+            state.placed[pod.uid] = now_s
+
+    results = await together([partial(one, birth) for birth in births])
     errors = [result for result in results if isinstance(result, SlackwaterError)]
     if not errors:
         owner.refusal = owner.refused = ""

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 PACE_S = 1.0
 SLOW_S = 15.0  # counters grow all the time; nobody reads them more often
-SLOW_RATE = 20.0  # objects a second that are written for them alone: with very many of them SLOW_S grows
+SLOW_RATE = 5.0  # objects a second that are written for them alone: with very many of them SLOW_S grows
 AT_ONCE = 100  # writes of one flush; what is left over is wanted again a second later
 ABREAST = 8
 
