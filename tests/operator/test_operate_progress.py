@@ -65,6 +65,20 @@ async def test_the_moment_of_a_workers_durable_point_is_on_our_clock() -> None:
             assert keepers.worker(JOB, "w-3") is None
 
 
+@pytest.mark.parametrize(("polls_per_s", "is_rare"), [(1000.0, False), (0.01, True)])
+async def test_many_keepers_together_are_asked_only_so_often(
+    monkeypatch: pytest.MonkeyPatch, polls_per_s: float, is_rare: bool
+) -> None:
+    monkeypatch.setattr(progress, "QUIET_S", 0.01)
+    monkeypatch.setattr(progress, "POLLS_PER_S", polls_per_s)
+
+    async with StandInKeeper() as keeper, following(keeper.url) as keepers:
+        await until(lambda: keepers.job(JOB))
+        await asyncio.sleep(0.5)
+
+        assert (keeper.polls == 1) is is_rare
+
+
 async def test_a_receipt_holds_does_not_hold_or_cannot_be_told() -> None:
     async with StandInKeeper() as keeper, following(keeper.url) as keepers:
         keeper.holds = {"good"}

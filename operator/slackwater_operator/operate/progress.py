@@ -18,15 +18,22 @@ logger = logging.getLogger(__name__)
 
 BUSY_S = 1.0  # between two polls while workers live: the age of a durable point decides who is evicted
 QUIET_S = 5.0
+POLLS_PER_S = 100.0  # of all keepers together: with hundreds of them each is asked more rarely, and an age only grows
 TIMEOUT_S = 5.0  # a ledger of many workers on a slow network file system
 COUNTS = ("items_total", "items_done", "items_quarantined", "items_open", "shards_open")
 
 
 class Keeper:
-    """Polls one keeper until `close`."""
+    """Polls one keeper until `close`.   crowd: how many keepers are polled, this one included."""
 
     def __init__(
-        self, job: str, url: str, new_client: NewClient, clock: Callable[[], float], poke: Callable[[], None]
+        self,
+        job: str,
+        url: str,
+        new_client: NewClient,
+        clock: Callable[[], float],
+        poke: Callable[[], None],
+        crowd: Callable[[], int],
     ) -> None:
         self.url = url
         self.progress: JobProgress | None = None
@@ -35,6 +42,7 @@ class Keeper:
         self._http = new_client()
         self._clock = clock
         self._poke = poke
+        self._crowd = crowd
         self._outage = Outage(f"keeper of {job} at {url}", "its workers' durable points are not known", clock())
         self._task = asyncio.create_task(self._poll())
 
@@ -70,7 +78,7 @@ class Keeper:
                 await asyncio.sleep(self._outage.failed(error, self._clock()))
             else:
                 self._outage.answered(self._clock())
-                await asyncio.sleep(BUSY_S if self.workers else QUIET_S)
+                await asyncio.sleep(max(BUSY_S if self.workers else QUIET_S, self._crowd() / POLLS_PER_S))
 
     def _take(self, answer: httpx.Response) -> None:
         before = self.progress
@@ -116,7 +124,7 @@ class Keepers:
             present = self._keepers.get(job)
             if present is not None and present.url == url:
                 continue
-            keeper = Keeper(job, url, self._new_client, self._clock, self._poke)
+            keeper = Keeper(job, url, self._new_client, self._clock, self._poke, lambda: len(self._keepers))
             if present is not None:
                 await present.close()
                 keeper.progress, keeper.workers = present.progress, present.workers

@@ -114,10 +114,14 @@ class StandInGateway(_Server):
 
 
 class StandInKeeper(_Server):
-    """A keeper.  progress: its next answer.   holds: the digests that its ledger has.   asked: receipts, in order."""
+    """A keeper.  progress: its next answer.   holds: the digests that its ledger has.   asked: receipts, in order.
+
+    polls: how often it was asked how far the job is.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.polls = 0
         self.progress: dict[str, Any] = {
             "job": "job",
             "items_total": None,
@@ -137,6 +141,7 @@ class StandInKeeper(_Server):
         return [web.get("/progress", self._progress), web.post("/verify", self._verify)]
 
     async def _progress(self, _request: web.Request) -> web.Response:
+        self.polls += 1
         if self.failing:
             return web.json_response({"status": 503, "message": "the storage fails"}, status=503)
         return web.json_response(self.progress)
