@@ -6,9 +6,10 @@ to the policy.  Demand is requests in flight plus queued, so it is not bounded b
 """
 
 import math
+from array import array
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from slackwater_operator.core import Load, TrafficSample
 
@@ -53,6 +54,54 @@ class Window:
         return max(1, math.ceil(seconds / self.bucket_s - 1e-9))
 
 
+class Row:
+    """The newest whole numbers, at most `most` of them.
+
+    In two bytes each, or in four once one of them needs it: each service has two for each second of a day.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._numbers = array("h")
+        self._first = 0  # where the oldest is, once all places are taken
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.last(len(self)))
+
+    @property
+    def size_bytes(self) -> int:
+        """What the numbers take."""
+        return len(self._numbers) * self._numbers.itemsize
+
+    def append(self, number: int) -> int | None:
+        """Add the next one; returns the oldest if that had to go."""
+        try:
+            return self._append(number)
+        except OverflowError:
+            self._numbers = array("i", self._numbers)
+            return self._append(number)
+
+    def last(self, count: int) -> list[int]:
+        """The newest `count` of them, or all there are, oldest first."""
+        count = min(count, len(self._numbers))
+        begin = self._first - count
+        if begin >= 0:
+            return self._numbers[begin : self._first].tolist()
+        return self._numbers[len(self._numbers) + begin :].tolist() + self._numbers[: self._first].tolist()
+
+    def _append(self, number: int) -> int | None:
+        if len(self._numbers) < self._most:
+            self._numbers.append(number)
+            return None
+        gone = self._numbers[self._first]
+        self._numbers[self._first] = number
+        self._first = (self._first + 1) % self._most
+        return gone
+
+
 class History:
     """The bounded memory of one service's samples, newest last.
 
@@ -62,10 +111,11 @@ class History:
 
     def __init__(self, window: Window) -> None:
         self._window = window
-        self._day: deque[int] = deque(maxlen=window.buckets(window.day_s))  # demand of each closed bucket
+        day = window.buckets(window.day_s)
+        self._day = Row(day)  # demand of each closed bucket
         self._slopes: deque[float] = deque(maxlen=window.buckets(window.down_s))  # at the end of each
         self._arrivals: deque[tuple[float, int]] = deque()  # (t_s, arrivals since the first sample)
-        self._rises = Rises(1, self._day.maxlen or 1)
+        self._rises = Rises(1, day)
         self._newest: TrafficSample | None = None
         self._bucket = 0  # number of the open bucket
         self._peak = 0  # its highest demand so far
@@ -161,13 +211,13 @@ class History:
     def _last(self, seconds: float) -> list[int]:
         """Demand of the buckets of the last `seconds`, the open one included, oldest first."""
         closed = min(self._window.buckets(seconds) - 1, self._covered)
-        return [*reversed([*islice(reversed(self._day), closed)]), self._peak]
+        return [*self._day.last(closed), self._peak]
 
     def _window_max(self, lead_s: float, usual: float) -> float:
         needed = self._window.buckets(self._window.down_s)
         if self._covered < needed:
             return math.inf
-        closed = zip(islice(reversed(self._day), needed), reversed(self._slopes), strict=True)
+        closed = zip(self._day.last(needed), self._slopes, strict=True)
         return max(self._peak, max(demand + max(0.0, steep - usual) * lead_s for demand, steep in closed))
 
 
@@ -179,7 +229,7 @@ class Rises:
         self._day = day
         self._begin()
 
-    def look_ahead(self, lead: int, demands: deque[int]) -> None:
+    def look_ahead(self, lead: int, demands: Row) -> None:
         """Look `lead` buckets ahead from now on; counts all of `demands` again if that is a change.
 
         A measured lead wobbles and counting a day takes long, so a lead that is shorter by one bucket
@@ -202,9 +252,9 @@ class Rises:
             return
         base = self._ahead.popleft()
         rise = max(0, max(self._ahead) - base)
-        if len(self._kept) == self._day:
-            self._counts[self._kept.popleft()] -= 1
-        self._kept.append(rise)
+        gone = self._kept.append(rise)
+        if gone is not None:
+            self._counts[gone] -= 1
         self._counts.extend([0] * (rise + 1 - len(self._counts)))
         self._counts[rise] += 1
 
@@ -224,7 +274,7 @@ class Rises:
 
     def _begin(self) -> None:
         self._ahead: deque[int] = deque()
-        self._kept: deque[int] = deque()
+        self._kept = Row(self._day)
         self._counts: list[int] = []
 
 

@@ -2,11 +2,12 @@
 
 import math
 import random
+from collections import deque
 
 import pytest
 
 from slackwater_operator.core import TrafficSample
-from slackwater_operator.traffic import History, Window
+from slackwater_operator.traffic import History, Row, Window
 
 SMALL = Window(panic_s=6, stable_s=10, down_s=20, stale_after_s=5, day_s=100)
 
@@ -199,6 +200,38 @@ def test_memory_is_bounded_by_the_windows():
     kept = [history._day, history._slopes, history._arrivals, history._rises._kept, history._rises._ahead]
     assert max(map(len, kept)) <= 100
     assert len(history._rises._counts) <= 50
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param(range(-1, 23), id="small"),
+        pytest.param([*range(9), 100_000, *range(9), 2_000_000_000], id="some-that-need-more-bytes"),
+        pytest.param([], id="none"),
+    ],
+)
+def test_a_row_holds_the_newest_numbers_as_a_bounded_deque_does(numbers):
+    row, expected = Row(7), deque(maxlen=7)
+
+    for number in numbers:
+        oldest = expected[0] if len(expected) == 7 else None
+        assert row.append(number) == oldest
+        expected.append(number)
+        assert [row.last(count) for count in range(9)] == [[*expected][max(0, len(expected) - n) :] for n in range(9)]
+
+    assert [*row] == [*expected]
+    assert len(row) == len(expected)
+
+
+def test_the_samples_of_a_day_take_half_a_megabyte_at_most():
+    history = History(Window(day_s=86_400.0))
+
+    for second in range(100_000):
+        history.append(TrafficSample(float(second), second % 300, 0, second))
+
+    rows = (history._day, history._rises._kept)
+    assert [len(row) for row in rows] == [86_400, 86_400]
+    assert sum(row.size_bytes for row in rows) <= 500_000
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,9 @@ class Keepers:
 
     async def follow(self, wanted: Mapping[str, str]) -> None:
         """The keeper of each job from now on, by its url; what one said stands until another one speaks."""
-        for job in [*self._keepers]:
-            if job not in wanted:
-                await self._keepers.pop(job).close()
+        gone = [job for job in self._keepers if job not in wanted]
+        # Together: one after another, hundreds of them would outlast a Lease.
+        await asyncio.gather(*(self._keepers.pop(job).close() for job in gone))
         for job, url in wanted.items():
             present = self._keepers.get(job)
             if present is not None and present.url == url:

@@ -81,14 +81,19 @@ class Ledger:
         self._jobs = jobs
         self._records = records
         self._status_of = status_of
+        self._read: dict[Key, tuple[InferenceDeployment, Revision]] = {}
         self._served: dict[Key, str] = {}  # what was chosen last: our own status write may not be back yet
         self.choices: dict[str, Choice] = {}
 
     def look(self, services: Iterable[InferenceDeployment]) -> None:
         """Choose again."""
         choices = {}
+        read, self._read = self._read, {}
         for service in services:
             key = (service.metadata.namespace, service.metadata.name)
+            known = read.get(key)  # a spec is read once: hundreds of templates in each tick would be half of it
+            is_same = known is not None and known[0] is service
+            self._read[key] = known if known is not None and is_same else (service, revision_of(service))
             choices[service.key] = choice = self._choose(service, key)
             if choice.serving is not None:
                 self._served[key] = choice.serving.name
@@ -100,7 +105,7 @@ class Ledger:
         return choice.serving if choice else None
 
     def _choose(self, service: InferenceDeployment, key: Key) -> Choice:
-        current = revision_of(service)
+        current = self._read[key][1]
         if service.spec.revision_gate is None:
             return Choice(current, current, Gate.NONE)
         served = self._served.get(key) or self._status_of(key).get("servingRevision")

@@ -4,6 +4,7 @@ Owns which gateways there are (as `follow` was told), the sum of several gateway
 are taken.  One that does not answer makes its service's samples stop: the policy then holds what there is.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -32,12 +33,13 @@ class Gateways:
 
     async def follow(self, wanted: Mapping[str, Iterable[tuple[str, bool]]]) -> None:
         """The gateways of each service from now on: (url, whether it is required: it does not leave)."""
-        for service in [*self._gateways]:
-            if service not in wanted:
-                await self._end(service, [*self._gateways[service]])
-                del self._gateways[service]
-                self._gone_arrivals.pop(service, None)
-                self._replicas.pop(service, None)
+        gone = [service for service in self._gateways if service not in wanted]
+        # Together: one after another, hundreds of them would outlast a Lease.
+        await asyncio.gather(*(self._end(service, [*self._gateways[service]]) for service in gone))
+        for service in gone:
+            del self._gateways[service]
+            self._gone_arrivals.pop(service, None)
+            self._replicas.pop(service, None)
         for service, urls in wanted.items():
             present = self._gateways.setdefault(service, {})
             there = dict(urls)
