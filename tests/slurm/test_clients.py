@@ -39,7 +39,8 @@ def client(request: pytest.FixtureRequest, lab: Lab, monkeypatch: pytest.MonkeyP
     return adapter_or_skip(request.param, lab, monkeypatch)
 
 
-def wait_for(is_true: Callable[[], bool], what: str, timeout_s: float = 15.0) -> None:
+def wait_for(is_true: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """A job that is told to go before it has begun hears of it after Slurm's KillWait, half a minute."""
     end_s = time.monotonic() + timeout_s
     while not is_true():
         assert time.monotonic() < end_s, f"not within {timeout_s} s: {what}"
