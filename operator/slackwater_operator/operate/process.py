@@ -191,8 +191,6 @@ class Operator:
         await watches.synced()
         gc.collect()
         gc.freeze()
-        # Its own thresholds bring a full one, of a third of a second here, every ten ticks of a busy fleet.
-        gc.set_threshold(10_000, 20, 20)
         await asyncio.Event().wait()
 
     # --- metrics ------------------------------------------------------------------------------------
