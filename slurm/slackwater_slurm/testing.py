@@ -1,12 +1,13 @@
-"""What tests of this room stand on: `FakeSlurm`, a small cluster in memory behind the client's protocol.
+"""What tests of this room stand on: `OpenLedger`, and `FakeSlurm`, a small cluster in memory.
 
-It schedules as Slurm does where that matters to the controller: a training partition above a cleaning
-partition, preemption by requeue of the newest tasks, array throttles, holds, drains, reservations.  It has
+It is behind the client's protocol and schedules as Slurm does where that matters to the controller: a training
+partition above a cleaning partition, preemption by requeue of the newest tasks, array throttles, holds, drains, reservations.  It has
 no time of its own (`now_s` is moved by the test) and places a job on one node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from slackwater_slurm.core import (
     SCHEDULABLE,
@@ -21,6 +22,7 @@ from slackwater_slurm.core import (
     SlurmVersion,
     Submission,
 )
+from slackwater_slurm.ledger import LedgerWatch, Progress
 
 CONFIG = {
     "ClusterName": "fake",
@@ -28,6 +30,17 @@ CONFIG = {
     "PreemptMode": "REQUEUE",
     "PreemptType": "preempt/partition_prio",
 }
+
+
+class OpenLedger(LedgerWatch):
+    """A ledger with open work that nobody has to be asked for."""
+
+    def __init__(self, ledger: Path, every_s: float) -> None:
+        super().__init__(ledger, every_s)
+        self.progress, self.answers = Progress(items_total=100), 1
+
+    def poll(self, now_s: float) -> None:
+        """Nothing to ask."""
 
 
 @dataclass

@@ -27,6 +27,7 @@ from kube_fleet import (
     StandIn,
     add_fleet,
     control_plane,
+    each,
     flavor_and_pool,
     install,
     is_bound,
@@ -168,16 +169,6 @@ async def peer(kube: Kube) -> Taken:
 
 async def create(kube: Kube, role: str, name: str, count: int) -> None:
     await each([kube.create(PODS, pod(role, f"{role}-{name}-{n}"), manager=MANAGER) for n in range(count)])
-
-
-async def each(calls: list) -> None:
-    gate = asyncio.Semaphore(AT_ONCE)
-
-    async def one(call: object) -> None:
-        async with gate:
-            await call
-
-    await asyncio.gather(*(one(call) for call in calls))
 
 
 def pod(role: str, name: str) -> Object:

@@ -45,6 +45,20 @@ OVERLAY = ROOT / "manifests/overlays/test"
 RECEIPT = {"path": "part/s0000/1", "size_bytes": 1, "sha256": "0" * 64}  # what a worker of a fake node leaves behind
 
 
+@asynccontextmanager
+async def listening(routes: Iterable[web.RouteDef]) -> AsyncIterator[str]:
+    """A server on a free port of loopback, for as long as the block lasts; its address."""
+    app = web.Application()
+    app.add_routes(routes)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=2048).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 class StandIn:
     """Answers as a gateway's control port and as a job's keeper do, on one address of loopback.
 
@@ -63,20 +77,14 @@ class StandIn:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["StandIn"]:
-        app = web.Application()
-        app.router.add_get("/signals", self._signals)
-        app.router.add_put("/replicas", self._replicas)
-        app.router.add_get("/progress", self._progress)
-        app.router.add_post("/verify", self._verify)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        routes = [
+            web.get("/signals", self._signals),
+            web.put("/replicas", self._replicas),
+            web.get("/progress", self._progress),
+            web.post("/verify", self._verify),
+        ]
+        async with listening(routes) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     def ask(self, requests: int) -> None:
         """So many requests wait from now on."""

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
-from kube_fleet import DATA, FLAVORS, JOBS, POOLS, RECEIPT, SERVICES, SERVING, ours
+from kube_fleet import DATA, FLAVORS, JOBS, POOLS, RECEIPT, SERVICES, SERVING, listening, ours
 
 from slackwater_controlplane import stages
 from slackwater_operator.kube.types import Object, Resource
@@ -211,20 +211,14 @@ class Parts:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["Parts"]:
-        app = web.Application()
-        app.router.add_get("/gateways/{name}/signals", self._signals)
-        app.router.add_put("/gateways/{name}/replicas", self._replicas)
-        app.router.add_get("/keepers/{name}/progress", self._progress)
-        app.router.add_post("/keepers/{name}/verify", self._verify)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2048)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        routes = [
+            web.get("/gateways/{name}/signals", self._signals),
+            web.put("/gateways/{name}/replicas", self._replicas),
+            web.get("/keepers/{name}/progress", self._progress),
+            web.post("/keepers/{name}/verify", self._verify),
+        ]
+        async with listening(routes) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     def swing(self) -> None:
         """From now on the traffic of some services rises and falls."""

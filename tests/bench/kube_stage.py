@@ -23,7 +23,7 @@ from slackwater_controlplane.envoy import CONTROLLER, EnvoyGateway, envoy_image
 from slackwater_controlplane.images import Images
 from slackwater_controlplane.node.cluster import PRODUCT, SITE, NodeCluster, why_not
 from slackwater_controlplane.node.node import NodeSpec
-from slackwater_controlplane.node.pods import CHECKOUT, python_paths
+from slackwater_controlplane.node.pods import CHECKOUT, host_volume, python_paths
 from slackwater_operator.resources import names
 
 ROOT = Path(__file__).parents[2]
@@ -164,29 +164,10 @@ def volumes(folder: Path) -> list[Object]:
     for name, path in (("recordings", folder / "input"), ("ledger", folder / "ledger")):
         path.mkdir(exist_ok=True)
         os.chown(path, USER, USER)
-        made += volume(f"{name}", DATA, path)
+        made += host_volume(DATA, name, path)
     for number, path in enumerate(python_paths()):
-        made += volume(f"python-{number}", SERVING, Path(path))
+        made += host_volume(SERVING, f"python-{number}", Path(path))
     return made
-
-
-def volume(name: str, namespace: str, path: Path) -> list[Object]:
-    common = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeMode": "Filesystem"}
-    size = {"storage": "1Gi"}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": f"{namespace}-{name}"},
-            "spec": common | {"capacity": size, "hostPath": {"path": str(path), "type": "Directory"}},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": common | {"volumeName": f"{namespace}-{name}", "resources": {"requests": size}},
-        },
-    ]
 
 
 def resources(image: str) -> list[Object]:

@@ -66,7 +66,7 @@ def rig(shared_rig: Rig, keeper: Keeper, tmp_path: Path) -> Iterator[Rig]:
         "metadata": {"annotations": worker_notes(FLUSH_S)},
         "spec": {"terminationGracePeriodSeconds": 20, "containers": [worker]},
     }
-    job = a_job(namespace=FLEET, ledger=None, keeper={"url": keeper.url}, maxWorkers=GPUS, template=template)
+    job = a_job(namespace=FLEET, ledger=None, keeper={"url": keeper.real.url}, maxWorkers=GPUS, template=template)
     rig.admin.create(job)
     yield rig
     rig.clean()
@@ -82,6 +82,14 @@ def demand(rig: Rig, replicas: int) -> None:
     """So much traffic that this many replicas are needed, and no more however steeply it rose."""
     rig.admin.patch("inferencedeployments.slackwater.dev", "tts", {"spec": {"maxReplicas": replicas}}, FLEET)
     rig.gateway.say(in_flight=replicas * SLOTS, queued=0, arrivals_total=replicas * SLOTS)
+
+
+def begin_take_back(rig: Rig, leader: OperatorProcess, other: OperatorProcess) -> None:
+    """Cleaning everywhere, the other replica ready to lead; then two workers are told to leave."""
+    wait_until(lambda: rig.bound("cleaning") == GPUS - 1, 60, all_words(leader, other))
+    wait_until(lambda: other.health()[0] == 200, 60, all_words(other))
+    demand(rig, 3)
+    wait_until(lambda: len(leaving(rig)) == 2, 30, all_words(leader, other))
 
 
 def reclaims(rig: Rig) -> list[Object]:
@@ -145,10 +153,7 @@ def test_a_leader_cut_off_for_half_a_minute_in_a_take_back_is_followed_and_write
     with behind(rig, "one") as (one, link), Doubles(rig.plane) as doubles:
         wait_until(one.leads, 60, all_words(one))
         with rig.operator("two") as two:
-            wait_until(lambda: rig.bound("cleaning") == GPUS - 1, 60, all_words(one, two))
-            wait_until(lambda: two.health()[0] == 200, 60, all_words(two))
-            demand(rig, 3)
-            wait_until(lambda: len(leaving(rig)) == 2, 30, all_words(one, two))
+            begin_take_back(rig, one, two)
 
             link.cut()
             cut_s, since = time.monotonic(), rig.plane.audit_position()
@@ -251,10 +256,7 @@ def test_a_wall_clock_that_is_set_in_a_take_back_moves_nobody(rig: Rig, by_s: in
     with wrong_clock(rig, "one") as (one, set_clock), Doubles(rig.plane) as doubles:
         wait_until(one.leads, 60, all_words(one))
         with rig.operator("two") as two:
-            wait_until(lambda: rig.bound("cleaning") == GPUS - 1, 60, all_words(one, two))
-            wait_until(lambda: two.health()[0] == 200, 60, all_words(two))
-            demand(rig, 3)
-            wait_until(lambda: len(leaving(rig)) == 2, 30, all_words(one, two))
+            begin_take_back(rig, one, two)
 
             set_clock(by_s)
             took_s = wait_until(lambda: rig.bound("inference") == 3 and is_finished(rig), 60, state(rig, one, two))
@@ -278,10 +280,7 @@ def test_a_new_leader_whose_wall_clock_is_wrong_finishes_what_the_last_one_began
     with rig.operator("one") as one, Doubles(rig.plane) as doubles:
         wait_until(one.leads, 60, all_words(one))
         with wrong_clock(rig, "two", by_s) as (two, _):
-            wait_until(lambda: rig.bound("cleaning") == GPUS - 1, 60, all_words(one, two))
-            wait_until(lambda: two.health()[0] == 200, 60, all_words(two))
-            demand(rig, 3)
-            wait_until(lambda: len(leaving(rig)) == 2, 30, all_words(one, two))
+            begin_take_back(rig, one, two)
 
             one.kill()
             wait_until(two.leads, 15, all_words(one, two))

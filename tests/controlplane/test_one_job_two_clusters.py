@@ -20,6 +20,7 @@ from slackwater_controlplane.client import Object
 from slackwater_controlplane.fixtures_gateway import container_images  # noqa: F401 - a fixture
 from slackwater_controlplane.images import Images
 from slackwater_controlplane.node.cluster import PRODUCT, NodeCluster
+from slackwater_controlplane.node.pods import host_volume
 from slackwater_operator.resources import names
 from slackwater_operator.testing.processes import OperatorProcess, wait_until
 from slackwater_operator.testing.resources import a_flavor, a_job, a_pool
@@ -154,8 +155,9 @@ def stage(
         admin.apply(a_flavor(flavor, nodeSelector={PRODUCT: product}, slurmGres=f"gpu:{flavor}"))
     flavors = [{"name": name} for name in PRODUCTS]
     admin.apply(a_pool(flavors=flavors, lending={"lendAfter": "0s"}, slurm={"cluster": CLUSTER}))
-    for body in (*volume(stage.name, "ledger", folder / "ledger"), *volume(stage.name, "in", folder / "in")):
-        admin.apply(body)
+    for name in ("ledger", "in"):
+        for body in host_volume(stage.name, name, folder / name):
+            admin.apply(body)
     yield stage
     for log in sorted(folder.glob("*.log")):
         sys.stderr.write(f"--- {log.name}\n{log.read_text()[-3000:]}")
@@ -185,27 +187,6 @@ def beside(stage: Stage, file: Path) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(30)
-
-
-def volume(namespace: str, name: str, path: Path) -> list[Object]:
-    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    size = {"storage": "1Gi"}
-    given = {"capacity": size, "hostPath": {"path": str(path), "type": "Directory"}}
-    claimed = {"volumeName": f"{namespace}-{name}", "resources": {"requests": size}}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": f"{namespace}-{name}"},
-            "spec": common | given,
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": common | claimed,
-        },
-    ]
 
 
 def shared_job(folder: Path, namespace: str) -> Object:

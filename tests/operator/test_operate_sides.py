@@ -16,10 +16,9 @@ from slackwater_operator.core import PermanentError, TemporaryError
 from slackwater_operator.kube.types import LEASES
 from slackwater_operator.operate import sides as module
 from slackwater_operator.operate.process import Operator
-from slackwater_operator.operate.settings import Settings
 from slackwater_operator.operate.sides import GROUP, Side, Sides, Term, open_sides
 from slackwater_operator.testing.kube import FakeKube
-from slackwater_operator.testing.processes import free_port
+from slackwater_operator.testing.replicas import replica
 
 PATIENCE_S = 20.0
 
@@ -193,20 +192,6 @@ async def test_its_metrics_are_shown_until_it_ends() -> None:
 # --- within the process ------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def operator(fake: FakeKube, name: str, side: Side) -> AsyncIterator[Operator]:
-    """One replica with a side."""
-    ports = {"host": "127.0.0.1", "metrics_port": 0, "probes_port": free_port()}
-    settings = Settings(identity=name, lease_s=1.5, renew_s=1.0, retry_s=0.2, **ports)
-    one = Operator(fake.connection(), settings, {"odd": side})
-    running = asyncio.create_task(one.run(lambda _: None))
-    try:
-        yield one
-    finally:
-        one.stop()
-        await running
-
-
 def holder(fake: FakeKube) -> str:
     leases = fake.objects(LEASES)
     return str(leases[0]["spec"]["holderIdentity"]) if leases else ""
@@ -226,9 +211,9 @@ async def test_only_the_leader_runs_it_and_it_has_ended_before_another_may_lead(
             holders.append(holder(fake))
 
         first.at_its_end = look_late
-        async with operator(fake, "one", first) as one:
+        async with replica(fake.connection(), "one", {"odd": first}) as one:
             await until(lambda: first.is_running)
-            async with operator(fake, "two", second):
+            async with replica(fake.connection(), "two", {"odd": second}):
                 await until(lambda: number(one, "fleet_reconcile_seconds_count") > 4)
                 assert not second.terms
 
@@ -243,7 +228,7 @@ async def test_only_the_leader_runs_it_and_it_has_ended_before_another_may_lead(
 
 async def test_a_side_that_fails_is_counted_and_ticks_go_on() -> None:
     side = StandIn(*[PermanentError("no Slurm here")] * 2)
-    async with FakeKube() as fake, operator(fake, "one", side) as one:
+    async with FakeKube() as fake, replica(fake.connection(), "one", {"odd": side}) as one:
         await until(lambda: side.is_running)
         ticks = number(one, "fleet_reconcile_seconds_count")
 
@@ -256,7 +241,7 @@ async def test_a_side_that_fails_is_counted_and_ticks_go_on() -> None:
 
 async def test_losing_the_lease_ends_it_and_winning_it_again_begins_it_again() -> None:
     side = StandIn()
-    async with FakeKube() as fake, operator(fake, "one", side):
+    async with FakeKube() as fake, replica(fake.connection(), "one", {"odd": side}):
         await until(lambda: side.is_running)
 
         lease = fake.objects(LEASES)[0]["metadata"]

@@ -16,10 +16,9 @@ from slackwater_operator.testing.kube import FakeKube
 from slackwater_operator.testing.resources import a_flavor, a_job
 from slackwater_slurm import placed, service
 from slackwater_slurm.config import CleaningJob, Config, Kubernetes
-from slackwater_slurm.ledger import LedgerWatch, Progress
 from slackwater_slurm.placed import FLAVORS, JOBS, follow, job_name, translated
 from slackwater_slurm.service import Service
-from slackwater_slurm.testing import FakeSlurm
+from slackwater_slurm.testing import FakeSlurm, OpenLedger
 
 GRES = {"h200": "gpu:h200", "rtx5090": "gpu:rtx5090", "any": "gpu"}
 SIDE = {"inputPath": "/shared/in", "ledgerPath": "/shared/ledger", "settings": {"shard_items": "8"}}
@@ -131,17 +130,6 @@ def test_two_jobs_never_share_a_name_here(one: tuple[str, str], other: tuple[str
     assert all(len(job_name(*key)) <= 40 for key in (one, other))
 
 
-class StubLedger(LedgerWatch):
-    """A ledger with open work that nobody has to be asked for."""
-
-    def __init__(self, ledger: Path, every_s: float) -> None:
-        super().__init__(ledger, every_s)
-        self.progress, self.answers = Progress(items_total=100), 1
-
-    def poll(self, now_s: float) -> None:
-        pass
-
-
 @contextmanager
 def controller(fake: FakeKube, slurm: FakeSlurm, folder: Path) -> Iterator[Service]:
     """`slackwater slurm run` in threads, with its jobs from a Kubernetes cluster."""
@@ -162,7 +150,7 @@ def controller(fake: FakeKube, slurm: FakeSlurm, folder: Path) -> Iterator[Servi
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    monkeypatch.setattr(service, "LedgerWatch", StubLedger)
+    monkeypatch.setattr(service, "LedgerWatch", OpenLedger)
     monkeypatch.setattr(placed, "RETRY_S", 0.05)
     return FakeSlurm({"h1": ("h200", 4), "r1": ("rtx5090", 2)})
 

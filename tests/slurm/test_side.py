@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +13,26 @@ import pytest
 from slackwater_operator.core import PermanentError, TemporaryError
 from slackwater_operator.kube.types import LEASES, Object, custom
 from slackwater_operator.operate.process import Operator
-from slackwater_operator.operate.settings import Settings
 from slackwater_operator.resources import names
 from slackwater_operator.testing.kube import FakeKube
-from slackwater_operator.testing.processes import free_port
+from slackwater_operator.testing.replicas import replica
 from slackwater_operator.testing.resources import a_flavor, a_job, a_pool
 from slackwater_slurm import service, side
 from slackwater_slurm.config import CleaningJob, Config
 from slackwater_slurm.core import Partition, SlurmUnavailable
-from slackwater_slurm.ledger import LedgerWatch, Progress
 from slackwater_slurm.placed import FLAVORS, JOBS
 from slackwater_slurm.service import Service, this_user
 from slackwater_slurm.side import open_side
-from slackwater_slurm.testing import FakeSlurm
+from slackwater_slurm.testing import FakeSlurm, OpenLedger
 
 PATIENCE_S = 20.0
 POOLS = custom(names.CAPACITY_POOL.plural, names.CAPACITY_POOL.kind, names.CAPACITY_POOL.namespaced)
 
 
-class StubLedger(LedgerWatch):
-    """A ledger with open work that nobody has to be asked for."""
-
-    def __init__(self, ledger: Path, every_s: float) -> None:
-        super().__init__(ledger, every_s)
-        self.progress, self.answers = Progress(items_total=100), 1
-
-    def poll(self, now_s: float) -> None:
-        pass
-
-
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     slurm = FakeSlurm({"h1": ("h200", 4), "r1": ("rtx5090", 2)}, user=this_user(), now_s=time.time())
-    monkeypatch.setattr(service, "LedgerWatch", StubLedger)
+    monkeypatch.setattr(service, "LedgerWatch", OpenLedger)
     monkeypatch.setattr(side, "connector", lambda *_: lambda _exporter: slurm)
     return slurm
 
@@ -62,19 +49,10 @@ def shared_in(folder: Path, **spec: Any) -> Object:
     return a_job("podcasts", "data", **{"placement": ["Kubernetes", "Slurm"], "slurm": places} | spec)
 
 
-@asynccontextmanager
-async def operator(fake: FakeKube, file: Path, name: str = "one") -> AsyncIterator[Operator]:
+def operator(fake: FakeKube, file: Path, name: str = "one") -> AbstractAsyncContextManager[Operator]:
     """One replica with a Slurm side."""
     connection = fake.connection()
-    ports = {"host": "127.0.0.1", "metrics_port": 0, "probes_port": free_port()}
-    settings = Settings(identity=name, lease_s=1.5, renew_s=1.0, retry_s=0.2, **ports)
-    one = Operator(connection, settings, {"slurm": open_side(file, connection, {})})
-    running = asyncio.create_task(one.run(lambda _: None))
-    try:
-        yield one
-    finally:
-        one.stop()
-        await running
+    return replica(connection, name, {"slurm": open_side(file, connection, {})})
 
 
 @asynccontextmanager

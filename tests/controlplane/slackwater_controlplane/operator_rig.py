@@ -3,9 +3,7 @@
 Owns the setting up and the few words that those tests speak in.  Owns no expectation.
 """
 
-import asyncio
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +17,9 @@ from slackwater_controlplane.client import Admin
 from slackwater_controlplane.cluster import ControlPlane
 from slackwater_controlplane.fixtures import new_control_plane
 from slackwater_controlplane.kwok import PRODUCT, Kwok
+from slackwater_controlplane.threaded import Gateway
 from slackwater_operator.resources import names
 from slackwater_operator.testing.processes import OperatorProcess
-from slackwater_operator.testing.remotes import StandInGateway
 from slackwater_operator.testing.resources import a_flavor, a_job, a_pool, a_service
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
@@ -31,36 +29,6 @@ FLEET = "fleet"
 SLOTS = 8
 PLURALS = [f"{kind.plural}.{names.GROUP}" for kind in names.KINDS]
 Object = dict[str, Any]
-
-
-class Gateway:
-    """A stand-in gateway that runs in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.real = self.call(self._make())
-
-    @staticmethod
-    async def _make() -> StandInGateway:
-        gateway = StandInGateway()
-        await gateway.start()
-        return gateway
-
-    def call(self, act: Any) -> Any:
-        """Run something in its thread."""
-        return asyncio.run_coroutine_threadsafe(act, self._loop).result(10)
-
-    def say(self, **signals: Any) -> None:
-        """These numbers from now on."""
-        self._loop.call_soon_threadsafe(lambda: self.real.say(**signals))
-
-    def close(self) -> None:
-        """Be gone."""
-        self.call(self.real.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
 
 
 @dataclass(slots=True)

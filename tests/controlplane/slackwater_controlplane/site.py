@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import wave
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from slackwater_controlplane.client import Object
 from slackwater_controlplane.images import Images
 from slackwater_controlplane.node.cluster import PRODUCT, NodeCluster
 from slackwater_controlplane.node.node import NodeSpec
+from slackwater_controlplane.node.pods import host_volume
 from slackwater_controlplane.oci import BUSYBOX_IMAGE
-from slackwater_controlplane.operator_rig import ACCOUNT, GROUPS, Gateway
+from slackwater_controlplane.operator_rig import ACCOUNT, GROUPS
+from slackwater_controlplane.threaded import Gateway
 from slackwater_operator.resources import names
 from slackwater_operator.testing.processes import OperatorProcess, wait_until
 from slackwater_operator.testing.resources import a_flavor, a_job, a_pool, a_service
@@ -145,7 +147,7 @@ class Site:
         folder = self.ledger(name)
         folder.mkdir()
         os.chown(folder, USER, USER)
-        for body in volume(f"{name}-ledger", folder):
+        for body in host_volume(DATA, f"{name}-ledger", folder):
             self.admin.apply(body)
         worker = {
             "name": names.WORKER_CONTAINER,
@@ -225,7 +227,7 @@ def site(programs: Programs, images: Images) -> Iterator[Site]:
         install(found)
         record(folder)
         for name in ("many", "some"):
-            for body in volume(name, folder / name):
+            for body in host_volume(DATA, name, folder / name):
                 cluster.admin.apply(body)
         cluster.admin.apply(a_flavor(nodeSelector={PRODUCT: "NVIDIA-H200"}))
         cluster.admin.apply(a_pool(lending={"lendAfter": "1s"}))
@@ -253,25 +255,3 @@ def record(folder: Path) -> None:
                 file.setsampwidth(2)
                 file.setframerate(RATE)
                 file.writeframes(np.roll(noise, 997 * number).astype("<i2").tobytes())
-
-
-def volume(name: str, path: Path) -> list[Object]:
-    """A folder of this machine as a volume that pods of cleaning may claim."""
-    common: Mapping[str, Any] = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    size = {"storage": "1Gi"}
-    given = {"capacity": size, "hostPath": {"path": str(path), "type": "Directory"}}
-    claimed = {"volumeName": f"site-{name}", "resources": {"requests": size}}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": f"site-{name}"},
-            "spec": {**common, **given},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": DATA},
-            "spec": {**common, **claimed},
-        },
-    ]

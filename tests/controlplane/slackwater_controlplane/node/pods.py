@@ -1,4 +1,4 @@
-"""Pods for tests on real nodes: a shell script in the busybox image, or this checkout's Python by host paths.
+"""Pods for tests on real nodes: a shell script in the busybox image, or this checkout's Python by host paths; volumes.
 
 Owns the manifests only; nothing here talks to a cluster.
 """
@@ -72,3 +72,24 @@ def python_paths() -> list[str]:
     wanted = {*_LIBRARIES, sys.base_prefix, sys.prefix, str(CHECKOUT)}
     there = [path for path in wanted if Path(path).is_dir()]
     return sorted(path for path in there if not any(Path(other) in Path(path).parents for other in there))
+
+
+def host_volume(namespace: str, name: str, path: Path) -> list[Object]:
+    """A folder of this machine as a volume, and the claim `name` by which pods of a namespace mount it."""
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    size = {"storage": "1Gi"}
+    volume = f"{namespace}-{name}"
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume},
+            "spec": common | {"capacity": size, "hostPath": {"path": str(path), "type": "Directory"}},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": common | {"volumeName": volume, "resources": {"requests": size}},
+        },
+    ]
