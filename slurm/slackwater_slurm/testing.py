@@ -1,8 +1,8 @@
 """What tests of this room stand on: `OpenLedger`, and `FakeSlurm`, a small cluster in memory.
 
 It is behind the client's protocol and schedules as Slurm does where that matters to the controller: a training
-partition above a cleaning partition, preemption by requeue of the newest tasks, array throttles, holds, drains, reservations.  It has
-no time of its own (`now_s` is moved by the test) and places a job on one node.
+partition above a cleaning partition, preemption by requeue of the newest tasks, array throttles, holds, drains,
+reservations.  It has no time of its own (`now_s` is moved by the test) and places a job on one node.
 """
 
 from collections.abc import Callable, Mapping, Sequence

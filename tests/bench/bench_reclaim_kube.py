@@ -56,7 +56,6 @@ PEER = "kube-scheduler's PriorityClasses"
 PATIENCE_S = 600.0
 SETTLE_S = 3.0  # for the API server's own work after a round
 FILLED_S = 25.0  # kwok goes on for a while with what it saw of thousands of pods
-AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
