@@ -19,7 +19,7 @@ class Seen:
     """What is known of one job now.
 
     missing_pools, missing_flavors: what it names and nobody has.   queues: those of its pools.
-    has_keeper: one was found, or is somebody else's.
+    has_keeper: one was found, or is somebody else's.   unheard: services on its flavors whose signals are stale.
     """
 
     view: JobView | None
@@ -29,6 +29,7 @@ class Seen:
     queues: Collection[str]
     has_keeper: bool
     now_s: float
+    unheard: Sequence[str] = ()
     trouble: str = ""  # of a child that could not be made
 
 
@@ -116,6 +117,9 @@ def _progressing(job: CleaningJob, seen: Seen, slurm: tuple[int, str]) -> tuple[
         return "BackingOff", view.refusal
     if seen.progress is not None and seen.progress.shards_open == 0:
         return "NoWork", "every open item is claimed"
+    if seen.unheard:
+        held = f"none is lent where {', '.join(seen.unheard)} may run, whose gateway is not heard"
+        return "NoIdleGPUs", f"no other GPU of its flavors is idle; {held}"
     return "NoIdleGPUs", "no GPU of its flavors has been idle long enough"
 
 

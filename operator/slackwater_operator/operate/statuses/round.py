@@ -96,7 +96,7 @@ class Round:
         now = pools.stamp(datetime.fromtimestamp(self._wall(), UTC))
         self._pools(known, now)
         self._services(known, snapshot, now)
-        self._jobs(known, now)
+        self._jobs(known, snapshot, now)
         self._answers(snapshot, now)
         await self._writer.flush()
         self._writer.forget(self._watches.ours)
@@ -147,10 +147,12 @@ class Round:
             status = services.service_status(obj, service, refused, seen, now, said)
             self._writer.want(self._watches.services, obj, status, services.SLOW, said)
 
-    def _jobs(self, known: Known, now: str) -> None:
+    def _jobs(self, known: Known, snapshot: Snapshot, now: str) -> None:
         views = {view.uid: view for view in known.cluster.jobs()}
         troubles = owners_of(known.children.problems)
         there = self._catalog.pools.valid
+        lent_on = {job.uid: job.flavors for job in snapshot.jobs}
+        unheard = {s.name: {v.flavor for v in s.variants} for s in snapshot.services if s.load.stale}
         now_s = self._clock()
         for obj in [*self._watches.jobs.values()]:
             key = key_of(obj)
@@ -166,6 +168,7 @@ class Round:
                 queues={queue.name for pool in mine for queue in pool.spec.queues},
                 has_keeper=known.has_keeper(uid),
                 now_s=now_s,
+                unheard=[name for name, its in unheard.items() if not its.isdisjoint(lent_on.get(uid, ()))],
                 trouble=troubles.get(key, ""),
             )
             refused = self._catalog.jobs.refused.get(key, "")
