@@ -42,6 +42,12 @@ class StateFolder:
                 f"another supervisor runs with state_dir {self.path}; stop it or give this one a folder of its own"
             ) from error
 
+    def release(self) -> None:
+        """Let another have it."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     def write(self, document: dict[str, Any]) -> None:
         """Replace the status document; a full disk costs the document, not the supervisor."""
         temporary = self.path / f"status.{os.getpid()}.tmp"

@@ -54,8 +54,8 @@ class Window:
         return max(1, math.ceil(seconds / self.bucket_s - 1e-9))
 
 
-class Row:
-    """The newest whole numbers, at most `most` of them.
+class Ring:
+    """A ring buffer of whole numbers: the newest, at most `most` of them.
 
     In two bytes each, or in four once one of them needs it: each service has two for each second of a day.
     """
@@ -112,7 +112,7 @@ class History:
     def __init__(self, window: Window) -> None:
         self._window = window
         day = window.buckets(window.day_s)
-        self._day = Row(day)  # demand of each closed bucket
+        self._day = Ring(day)  # demand of each closed bucket
         self._slopes: deque[float] = deque(maxlen=window.buckets(window.down_s))  # at the end of each
         self._arrivals: deque[tuple[float, int]] = deque()  # (t_s, arrivals since the first sample)
         self._rises = Rises(1, day)
@@ -229,7 +229,7 @@ class Rises:
         self._day = day
         self._begin()
 
-    def look_ahead(self, lead: int, demands: Row) -> None:
+    def look_ahead(self, lead: int, demands: Ring) -> None:
         """Look `lead` buckets ahead from now on; counts all of `demands` again if that is a change.
 
         A measured lead wobbles and counting a day takes long, so a lead that is shorter by one bucket
@@ -274,7 +274,7 @@ class Rises:
 
     def _begin(self) -> None:
         self._ahead: deque[int] = deque()
-        self._kept = Row(self._day)
+        self._kept = Ring(self._day)
         self._counts: list[int] = []
 
 

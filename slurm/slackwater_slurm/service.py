@@ -262,7 +262,7 @@ def claimed(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        del state  # its lock goes with it, also while a traceback holds this frame
+        state.release()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from slackwater_operator.core import TrafficSample
-from slackwater_operator.traffic import History, Row, Window
+from slackwater_operator.traffic import History, Ring, Window
 
 SMALL = Window(panic_s=6, stable_s=10, down_s=20, stale_after_s=5, day_s=100)
 
@@ -210,17 +210,17 @@ def test_memory_is_bounded_by_the_windows():
         pytest.param([], id="none"),
     ],
 )
-def test_a_row_holds_the_newest_numbers_as_a_bounded_deque_does(numbers):
-    row, expected = Row(7), deque(maxlen=7)
+def test_a_ring_holds_the_newest_numbers_as_a_bounded_deque_does(numbers):
+    ring, expected = Ring(7), deque(maxlen=7)
 
     for number in numbers:
         oldest = expected[0] if len(expected) == 7 else None
-        assert row.append(number) == oldest
+        assert ring.append(number) == oldest
         expected.append(number)
-        assert [row.last(count) for count in range(9)] == [[*expected][max(0, len(expected) - n) :] for n in range(9)]
+        assert [ring.last(count) for count in range(9)] == [[*expected][max(0, len(expected) - n) :] for n in range(9)]
 
-    assert [*row] == [*expected]
-    assert len(row) == len(expected)
+    assert [*ring] == [*expected]
+    assert len(ring) == len(expected)
 
 
 def test_the_samples_of_a_day_take_half_a_megabyte_at_most():
@@ -229,9 +229,9 @@ def test_the_samples_of_a_day_take_half_a_megabyte_at_most():
     for second in range(100_000):
         history.append(TrafficSample(float(second), second % 300, 0, second))
 
-    rows = (history._day, history._rises._kept)
-    assert [len(row) for row in rows] == [86_400, 86_400]
-    assert sum(row.size_bytes for row in rows) <= 500_000
+    rings = (history._day, history._rises._kept)
+    assert [len(ring) for ring in rings] == [86_400, 86_400]
+    assert sum(ring.size_bytes for ring in rings) <= 500_000
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from slackwater_operator.cluster.kube import making
 from slackwater_operator.cluster.kube.books import Page
@@ -75,7 +76,7 @@ def running(state: State, uid: str, now_s: float) -> Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class NewPod:
     """A pod that is about to be created, on GPUs that are promised to it.  take: what made room for it."""
 
     body: Object
@@ -97,23 +98,23 @@ async def start(state: State, actions: Sequence[Action], now_s: float) -> list[S
     """
     results: dict[int, SlackwaterError | None] = {}
     for wave in _waves(actions):
-        births: dict[int, list[Birth]] = {}
+        new_pods: dict[int, list[NewPod]] = {}
         try:
             for number in wave:
                 try:
-                    births[number] = _births(state, actions[number], now_s)
+                    new_pods[number] = _new_pods(state, actions[number], now_s)
                 except (TemporaryError, PermanentError) as error:
                     results[number] = error
-                for birth in births.get(number, ()):
-                    state.books.promise(birth.uid, birth.node, birth.gpus, now_s)
-            calls = [partial(_create, state, actions[number], births[number], now_s) for number in births]
+                for new_pod in new_pods.get(number, ()):
+                    state.books.promise(new_pod.uid, new_pod.node, new_pod.gpus, now_s)
+            calls = [partial(_create, state, actions[number], new_pods[number], now_s) for number in new_pods]
             made = await together(calls)
         finally:
-            for birth in (birth for there in births.values() for birth in there):
-                state.books.abandon(birth.uid, now_s)
+            for new_pod in chain.from_iterable(new_pods.values()):
+                state.books.abandon(new_pod.uid, now_s)
         results |= {
             number: result if isinstance(result, SlackwaterError) else None
-            for number, result in zip(births, made, strict=True)
+            for number, result in zip(new_pods, made, strict=True)
         }
     return [results[number] for number in range(len(actions))]
 
@@ -130,14 +131,14 @@ def _waves(actions: Sequence[Action]) -> list[list[int]]:
     return waves
 
 
-def _births(state: State, action: Action, now_s: float) -> list[Birth]:
+def _new_pods(state: State, action: Action, now_s: float) -> list[NewPod]:
     """Up to `action.count` pods and their places.  Raises if there is none."""
     if names.split_variant_uid(action.uid) is not None:
         return _replicas(state, action, now_s)
     return _workers(state, action, now_s)
 
 
-def _replicas(state: State, action: Action, now_s: float) -> list[Birth]:
+def _replicas(state: State, action: Action, now_s: float) -> list[NewPod]:
     found = running(state, action.uid, now_s)
     owner = state.owner(names.POD_INFERENCE, found.service.key)
     policy_flavor = names.policy_flavor(found.pool, found.variant.flavor)
@@ -145,12 +146,7 @@ def _replicas(state: State, action: Action, now_s: float) -> list[Birth]:
     if not nodes:
         raise TemporaryError(f"no node of {policy_flavor} has {found.variant.gpus} GPUs free for {action.uid}")
     return [
-        Birth(
-            found.body(state, node, action.reason, take.name if take else ""),
-            node,
-            found.variant.gpus,
-            take,
-        )
+        NewPod(found.body(state, node, action.reason, take.name if take else ""), node, found.variant.gpus, take)
         for node, take in zip(nodes, _claims(state, action.uid, nodes), strict=True)
     ]
 
@@ -173,7 +169,7 @@ def _claims(state: State, variant: str, nodes: list[str]) -> list[Take | None]:
     return found
 
 
-def _workers(state: State, action: Action, now_s: float) -> list[Birth]:
+def _workers(state: State, action: Action, now_s: float) -> list[NewPod]:
     job = state.catalogue.jobs.get(action.uid)
     if job is None:
         raise TemporaryError(f"CleaningJob {action.uid} is gone")
@@ -185,7 +181,7 @@ def _workers(state: State, action: Action, now_s: float) -> list[Birth]:
         wanted = ", ".join(flavors_of(job))
         raise TemporaryError(f"no node of {wanted} has {job.spec.gpus_per_worker} GPUs to lend to {action.uid}")
     return [
-        Birth(
+        NewPod(
             making.worker(job, place, pod_name(job.metadata.name, state.suffix()), action.reason),
             place.node,
             job.spec.gpus_per_worker,
@@ -249,19 +245,19 @@ def _nodes(
     return chosen
 
 
-async def _create(state: State, action: Action, births: list[Birth], now_s: float) -> None:
+async def _create(state: State, action: Action, new_pods: list[NewPod], now_s: float) -> None:
     """Create the pods; books the first failure with the owner, and raises it if nothing was made."""
     parts = names.split_variant_uid(action.uid)
     kind = names.POD_CLEANING if parts is None else names.POD_INFERENCE
     owner = state.owner(kind, action.uid if parts is None else names.object_uid(parts[0], parts[1]))
 
-    async def one(birth: Birth) -> None:
-        pod = await state.create(birth.body, birth.node, birth.gpus, now_s)
+    async def one(new_pod: NewPod) -> None:
+        pod = await state.create(new_pod.body, new_pod.node, new_pod.gpus, now_s)
         if parts is not None:
-            state.decided[pod.uid] = birth.take.decided_s if birth.take else now_s
+            state.decided[pod.uid] = new_pod.take.decided_s if new_pod.take else now_s
             state.placed[pod.uid] = now_s
 
-    results = await together([partial(one, birth) for birth in births])
+    results = await together([partial(one, new_pod) for new_pod in new_pods])
     errors = [result for result in results if isinstance(result, SlackwaterError)]
     if not errors:
         owner.refusal = owner.refused = ""
