@@ -40,45 +40,14 @@ def swiglu_quantize(gate_up: Tensor) -> Fp8Activations:
 def run_quantize(kernels: Any, x: Tensor, *, pdl: bool = True) -> Fp8Activations:
     """`quantize_activations` with these kernels; tests give them interpreted, without dependent launch."""
     m, k = _rows("x", x)
-    out = empty(m, k, x.device)
-    if m:
-        grid = (padded(m, ROW_PAD), -(-k // GROUP // _GROUPS_PER_CTA))
-        kernels.quantize_kernel[grid](
-            x,
-            out.codes,
-            out.scales,
-            m,
-            padded(m, ROW_PAD),
-            BLOCKS=k // GROUP,
-            PER=_GROUPS_PER_CTA,
-            PDL=pdl,
-            num_warps=4,
-            **launch_options(pdl),
-        )
-    return out
+    return _by_groups(kernels.quantize_kernel, x, m, k, pdl)
 
 
 def run_swiglu_quantize(kernels: Any, gate_up: Tensor, *, pdl: bool = True) -> Fp8Activations:
     """`swiglu_quantize` with these kernels."""
     m, both = _rows("gate_up", gate_up)
     require_k("gate_up", both, 2 * GROUP)
-    k = both // 2
-    out = empty(m, k, gate_up.device)
-    if m:
-        grid = (padded(m, ROW_PAD), -(-k // GROUP // _GROUPS_PER_CTA))
-        kernels.swiglu_quantize_kernel[grid](
-            gate_up,
-            out.codes,
-            out.scales,
-            m,
-            padded(m, ROW_PAD),
-            BLOCKS=k // GROUP,
-            PER=_GROUPS_PER_CTA,
-            PDL=pdl,
-            num_warps=4,
-            **launch_options(pdl),
-        )
-    return out
+    return _by_groups(kernels.swiglu_quantize_kernel, gate_up, m, both // 2, pdl)
 
 
 def run_rmsnorm_quantize(kernels: Any, x: Tensor, gain: Tensor, eps: float, *, pdl: bool = True) -> Fp8Activations:
@@ -117,6 +86,26 @@ def empty(m: int, k: int, device: torch.device) -> Fp8Activations:
     codes = torch.empty(m, k, dtype=torch.uint8, device=device)
     scales = torch.empty(k // GROUP * padded(m, ROW_PAD), dtype=torch.float32, device=device)
     return Fp8Activations(m, k, codes, scales)
+
+
+def _by_groups(kernel: Any, source: Tensor, m: int, k: int, pdl: bool) -> Fp8Activations:
+    """[m, k], some groups of one row a CTA."""
+    out = empty(m, k, source.device)
+    if m:
+        rows, groups = padded(m, ROW_PAD), k // GROUP
+        kernel[(rows, -(-groups // _GROUPS_PER_CTA))](
+            source,
+            out.codes,
+            out.scales,
+            m,
+            rows,
+            BLOCKS=groups,
+            PER=_GROUPS_PER_CTA,
+            PDL=pdl,
+            num_warps=4,
+            **launch_options(pdl),
+        )
+    return out
 
 
 def _rows(name: str, x: Tensor) -> tuple[int, int]:

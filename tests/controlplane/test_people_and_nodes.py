@@ -54,6 +54,15 @@ def busy(place: Site, workers: int) -> Callable[[], bool]:
     return lambda: len(place.running(CLEANING)) == workers == len(place.cleaning())
 
 
+def fill(place: Site, operator: OperatorProcess, replicas: int) -> str:
+    """A service with so many engines, and a job that cleans on every other GPU; the job's name."""
+    place.add_service(replicas)
+    job = place.add_job(ALL)
+    wait_until(lambda: len(place.running(INFERENCE)) == replicas, PATIENCE_S, operator.words)
+    wait_until(busy(place, ALL - replicas), PATIENCE_S, operator.words)
+    return job
+
+
 def ends_of(place: Site, pod: str, since: str) -> Object:
     """How a pod's worker ended, as a watch saw it last."""
     seen: Object = {}
@@ -123,10 +132,7 @@ def test_a_deleted_worker_checkpoints_within_its_grace_and_another_takes_its_pla
 def test_a_deleted_engine_is_replaced_and_cleaning_gives_nothing_more_for_it(
     place: Site, operator: OperatorProcess
 ) -> None:
-    place.add_service(2)
-    job = place.add_job(ALL)
-    wait_until(lambda: len(place.running(INFERENCE)) == 2, PATIENCE_S, operator.words)
-    wait_until(busy(place, ALL - 2), PATIENCE_S, operator.words)
+    job = fill(place, operator, 2)
     engine, other = place.running(INFERENCE)
     uid = f"{SERVING}/{engine}"
     wait_until(lambda: uid in (place.gateway.real.told or {}), 30, operator.words)
@@ -144,10 +150,7 @@ def test_a_deleted_engine_is_replaced_and_cleaning_gives_nothing_more_for_it(
 def test_a_drained_node_is_empty_in_good_time_and_gets_nothing_before_it_is_uncordoned(
     place: Site, operator: OperatorProcess
 ) -> None:
-    place.add_service(1)
-    job = place.add_job(ALL)
-    wait_until(lambda: len(place.running(INFERENCE)) == 1, PATIENCE_S, operator.words)
-    wait_until(busy(place, ALL - 1), PATIENCE_S, operator.words)
+    job = fill(place, operator, 1)
     node = place.pods(INFERENCE)[0]["spec"]["nodeName"]
     since = place.admin.list_whole("pods", DATA)["metadata"]["resourceVersion"]
     workers = place.running(CLEANING, node=node)
@@ -208,10 +211,7 @@ def left_of(place: Site, owner: str, namespace: str) -> list[str]:
 def test_a_take_back_is_finished_though_the_kubelet_of_its_victims_was_killed(
     place: Site, operator: OperatorProcess
 ) -> None:
-    place.add_service(1)
-    job = place.add_job(ALL)
-    wait_until(lambda: len(place.running(INFERENCE)) == 1, PATIENCE_S, operator.words)
-    wait_until(busy(place, ALL - 1), PATIENCE_S, operator.words)
+    job = fill(place, operator, 1)
 
     with Doubles(place.cluster.plane) as doubles:
         place.want(3)
