@@ -112,9 +112,12 @@ class Accounts:
         self, node: Node, workloads: list[Workload], slots: dict[tuple[str, str], int], took_s: float
     ) -> None:
         left = node.gpus
-        for workload in sorted(workloads, key=lambda workload: workload.uid):
+        for workload in sorted(workloads, key=_uid):
             gpus = min(workload.gpus, left)  # a node never counts for more than it has
             left -= gpus
+            if workload.kind is Kind.CLEANING and workload.phase is Phase.RUNNING:  # nearly all of a large fleet
+                self.seconds["background"] += gpus * took_s
+                continue
             for state, share in shares(workload, slots.get((workload.owner, workload.flavor), 0)):
                 self.seconds[state] += share * gpus * took_s
         broken = min(node.broken_gpus, left)  # one that broke under its holder counts as held until that is gone
@@ -127,16 +130,23 @@ class Accounts:
             if worker.kind is not Kind.CLEANING or worker.phase is Phase.PENDING:
                 continue
             present.add(worker.uid)
-            if worker.uid not in self._held:
-                self._held[worker.uid] = Held(first_committed_s=worker.committed_s)
-            held = self._held[worker.uid]
-            held.lived_s += worker.gpus * took_s
-            held.running_s += worker.gpus * took_s if worker.phase is Phase.RUNNING else 0.0
-            held.committed_s = max(held.committed_s, worker.committed_s)
-        for uid in [uid for uid in self._held if uid not in present]:
+            held = self._held.get(worker.uid)
+            if held is None:
+                held = self._held[worker.uid] = Held(first_committed_s=worker.committed_s)
+            held_s = worker.gpus * took_s
+            held.lived_s += held_s
+            if worker.phase is Phase.RUNNING:
+                held.running_s += held_s
+            if worker.committed_s > held.committed_s:
+                held.committed_s = worker.committed_s
+        for uid in sorted(self._held.keys() - present):  # in one order, for sums that are the same in each run
             held = self._held.pop(uid)
             self._gone_committed_s += held.counted_s
             self._lost_s += max(0.0, held.running_s - held.counted_s)
+
+
+def _uid(workload: Workload) -> str:
+    return workload.uid
 
 
 def after(workloads: Iterable[Workload], actions: Iterable[Action]) -> list[Workload]:

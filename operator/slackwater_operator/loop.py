@@ -95,24 +95,37 @@ class Loop:
 
     async def tick(self, now_s: float) -> tuple[Action, ...]:
         """One round; returns the actions that the cluster took on."""
+        return await self.carry_out(self.decide(now_s), now_s)
+
+    def decide(self, now_s: float) -> Plan:
+        """Observe and plan.  Until somebody says otherwise, the account takes its actions as done."""
         if self.snapshot is not None:
             self.accounts.add(self.snapshot, now_s, self._taken)
         seen = self._cluster.observe(now_s)
         for uid, committed_s in seen.departed:
             self.accounts.settle(uid, committed_s)
+        self._taken = ()
         self.snapshot = self._snapshot(seen, now_s)
         self.plan = plan(self.snapshot)
         check_budget(self.snapshot, self.plan)
-        refusals = await self._cluster.apply(self.plan.actions, now_s) if self.plan.actions else ()
+        self._taken = self.plan.actions
+        return self.plan
+
+    async def carry_out(self, decided: Plan, now_s: float, more: Sequence[Action] = ()) -> tuple[Action, ...]:
+        """Have a plan applied; returns the actions that the cluster took on.   more: actions beside it."""
+        actions = (*decided.actions, *more)
+        refusals = await self._cluster.apply(actions, now_s) if actions else ()
         for refusal in refusals:
             self._say_once(refusal.action, str(refusal.error))
         refused = {refusal.action for refusal in refusals}
-        self._taken = tuple(action for action in self.plan.actions if action not in refused)
-        for action in self._taken:
+        taken = tuple(action for action in actions if action not in refused)
+        for action in taken:
             logger.info("%s uid=%s count=%d reason=%s", action.verb, action.uid, action.count, action.reason)
-        begun = {action.uid for action in self._taken}
+        begun = {action.uid for action in taken}
         self._said = {said for said in self._said if said[0] not in begun}
-        return self._taken
+        if self.plan is decided:
+            self._taken = taken
+        return taken
 
     def _say_once(self, action: Action, message: str) -> None:
         """A refused action is planned again every tick; one line about it is enough."""

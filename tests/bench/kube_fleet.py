@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,12 +225,21 @@ def operator_kubeconfig(cluster: ControlPlane, folder: Path) -> Path:
 
 
 @contextmanager
-def operator(kubeconfig: Path, folder: Path, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """`slackwater operator run`, ended with the block; its log is folder/operator.log."""
+def operator(kubeconfig: Path, folder: Path, *options: str, niceness: int = 0) -> Iterator["subprocess.Popen[bytes]"]:
+    """`slackwater operator run`, ended with the block; its log is folder/operator.log.
+
+    niceness: of the process and of its session, as far as the system allows it.
+    """
     command = [sys.executable, "-m", "slackwater_operator", "operator", "run", "--kubeconfig", str(kubeconfig)]
     command += ["--host", "127.0.0.1", "--metrics-port", "0", "--probes-port", str(free_port())]
     with (folder / "operator.log").open("ab") as log:
-        process = subprocess.Popen([*command, *options], stdout=log, stderr=log)
+        process = subprocess.Popen([*command, *options], stdout=log, stderr=log, start_new_session=True)
+    if niceness:
+        # Linux shares the CPU out among sessions first, where it has autogroups, and then within each.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
+        with suppress(OSError):
+            Path(f"/proc/{process.pid}/autogroup").write_text(str(niceness))
     try:
         yield process
     finally:

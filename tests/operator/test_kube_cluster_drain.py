@@ -98,7 +98,7 @@ async def test_what_leaves_cannot_be_called_back_nor_drained_twice() -> None:
         late = await world.apply(cancel)
 
         assert [str(refusal.error) for refusal in (*early, *twice, *late)] == [
-            f"{uid} is not draining, so its drain cannot be cancelled",
+            f"{uid} is not draining",
             f"{uid} is draining already",
             f"{uid} is leaving already",
         ]

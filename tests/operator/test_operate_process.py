@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,13 +14,14 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from slackwater_operator.accounts import Accounts
-from slackwater_operator.core import PermanentError, Snapshot
+from slackwater_operator.core import Action, PermanentError, Reason, Snapshot, Verb
 from slackwater_operator.kube.types import EVENTS, LEASES, PODS, Object
+from slackwater_operator.operate import lead
 from slackwater_operator.operate.archive import KEEP_COUNT, KEEP_S, YOUNG_S, outdated
 from slackwater_operator.operate.catalog import Catalog
 from slackwater_operator.operate.children import Images
 from slackwater_operator.operate.endpoints import Endpoints
-from slackwater_operator.operate.lead import FAILURES, Leader, Means
+from slackwater_operator.operate.lead import FAILURES, Leader, Means, within
 from slackwater_operator.operate.metrics import Books, Metrics, child_state, gpus_by_state
 from slackwater_operator.operate.process import Operator
 from slackwater_operator.operate.services import limits, missing_pools, service_spec
@@ -106,15 +107,15 @@ async def test_a_backlog_is_answered_though_no_tick_is_due() -> None:
 async def test_a_tick_that_fails_does_not_end_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     async with leading(a_pool(), a_service()) as rig:
         await until(lambda: rig.leader.loop.snapshot)
-        real, failures = rig.leader.loop.tick, []
+        real, failures = rig.leader.loop.decide, []
 
-        async def fail(now_s: float) -> Any:
+        def fail(now_s: float) -> Any:
             failures.append(now_s)
             raise KeyError("an object that nobody thought of")
 
-        monkeypatch.setattr(rig.leader.loop, "tick", fail)
+        monkeypatch.setattr(rig.leader.loop, "decide", fail)
         await until(lambda: failures)
-        monkeypatch.setattr(rig.leader.loop, "tick", real)
+        monkeypatch.setattr(rig.leader.loop, "decide", real)
         before: Snapshot | None = rig.leader.loop.snapshot
 
         await until(lambda: rig.leader.loop.snapshot is not before)
@@ -122,6 +123,44 @@ async def test_a_tick_that_fails_does_not_end_the_next_ones(monkeypatch: pytest.
         assert errors == len(failures)
         assert len(failures) < FAILURES
         assert not rig.task.done()
+
+
+async def test_ticks_go_on_while_writes_are_not_answered_and_lend_no_gpu_twice() -> None:
+    job = a_job(ledger=None, checkpoint={"verify": "None"}, minWorkers=4)
+    async with leading(a_pool(), nodes=1) as rig:
+        rig.fake.hang("create", "pods", times=100)
+        put(rig.fake, job)
+        await until(lambda: rig.leader.cluster.num_begun == 4)
+        before = rig.leader.loop.snapshot
+
+        await until(lambda: rig.leader.loop.snapshot is not before)
+        assert (rig.leader.cluster.num_begun, pods(rig.fake, names.POD_CLEANING)) == (4, [])
+
+        rig.fake.release()
+        await until(lambda: len(pods(rig.fake, names.POD_CLEANING)) == 4)
+        assert rig.leader.cluster.num_begun == 0
+
+
+async def test_what_cannot_be_written_for_long_ends_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lead, "FAILURES", 3)
+    async with leading(a_pool(), tick_s=0.1) as rig:
+
+        async def fail(_actions: Any, _now_s: float) -> Any:
+            raise KeyError("an object that nobody thought of")
+
+        monkeypatch.setattr(rig.leader.cluster, "apply", fail)
+        put(rig.fake, a_job(ledger=None, checkpoint={"verify": "None"}, minWorkers=1))
+
+        await until(rig.task.done)
+        assert rig.metrics.registry.get_sample_value("fleet_reconcile_errors_total", {"kind": "write"}) == 3
+
+
+def test_of_a_plan_only_so_much_is_lent_at_once() -> None:
+    serving = Action(Verb.START, "ns/tts/east/h200", 9, Reason.TRAFFIC)
+    lent = [Action(Verb.START, f"ns/{name}", 3, Reason.IDLE) for name in "abc"]
+    evicted = Action(Verb.EVICT, "ns/a-1", 1, Reason.TRAFFIC)
+
+    assert [*within((serving, *lent, evicted), 4)] == [serving, lent[0], replace(lent[1], count=1), evicted]
 
 
 async def test_statuses_are_written_and_then_nothing_is_written_any_more() -> None:

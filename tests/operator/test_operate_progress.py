@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from slackwater_operator.operate import progress
 from slackwater_operator.operate.progress import Keepers, read_progress
-from slackwater_operator.operate.remote import BadAnswer, clients
+from slackwater_operator.operate.remote import Asker, BadAnswer
 from slackwater_operator.testing.remotes import StandInKeeper
 
 JOB = "ns/podcasts"
@@ -17,12 +17,13 @@ JOB = "ns/podcasts"
 
 @asynccontextmanager
 async def following(url: str) -> AsyncIterator[Keepers]:
-    keepers = Keepers(clients(), asyncio.get_running_loop().time, lambda: None)
-    await keepers.follow({JOB: url})
-    try:
-        yield keepers
-    finally:
-        await keepers.close()
+    async with aclosing(Asker()) as asker:
+        keepers = Keepers(asker, asyncio.get_running_loop().time, lambda: None)
+        await keepers.follow({JOB: url})
+        try:
+            yield keepers
+        finally:
+            await keepers.close()
 
 
 async def until(what: Callable[[], object]) -> None:

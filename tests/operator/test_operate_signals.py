@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
 from slackwater_operator.cluster.kube.ports import Replica
-from slackwater_operator.operate.remote import clients
+from slackwater_operator.operate.remote import Asker
 from slackwater_operator.operate.signals import Gateways
 from slackwater_operator.testing.remotes import StandInGateway
 
@@ -28,12 +28,13 @@ class Clock:
 
 @asynccontextmanager
 async def following(*gateways: StandInGateway, clock: Clock | None = None) -> AsyncIterator[Gateways]:
-    signals = Gateways(clients(), clock or Clock(), lambda: None)
-    await signals.follow({"ns/tts": [(gateway.url, True) for gateway in gateways]})
-    try:
-        yield signals
-    finally:
-        await signals.close()
+    async with aclosing(Asker()) as asker:
+        signals = Gateways(asker, clock or Clock(), lambda: None)
+        await signals.follow({"ns/tts": [(gateway.url, True) for gateway in gateways]})
+        try:
+            yield signals
+        finally:
+            await signals.close()
 
 
 async def until(what: Callable[[], object]) -> None:
@@ -56,8 +57,8 @@ async def test_a_sample_comes_with_each_answer_and_at_once_when_a_backlog_begins
 
 async def test_a_rise_of_demand_asks_for_a_tick() -> None:
     pokes = []
-    async with StandInGateway() as gateway:
-        signals = Gateways(clients(), Clock(), lambda: pokes.append(1))
+    async with StandInGateway() as gateway, aclosing(Asker()) as asker:
+        signals = Gateways(asker, Clock(), lambda: pokes.append(1))
         await signals.follow({"ns/tts": [(gateway.url, True)]})
         await until(lambda: pokes)
         pokes.clear()

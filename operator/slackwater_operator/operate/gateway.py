@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from slackwater_operator.cluster.kube.ports import Replica
-from slackwater_operator.operate.remote import MAX_RETRY_S, BadAnswer, NewClient, Outage, words
+from slackwater_operator.operate.remote import MAX_RETRY_S, Asker, BadAnswer, Outage, Unheard
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +46,7 @@ class Gateway:
         self,
         service: str,
         url: str,
-        new_client: NewClient,
+        asker: Asker,
         clock: Callable[[], float],
         on_answer: Callable[["Gateway", Answer, Answer | None], None],
     ) -> None:
@@ -58,7 +56,7 @@ class Gateway:
         self.newest: Answer | None = None
         self.arrivals_total = 0  # over all its lives
         self.confirmed: frozenset[str] | None = None  # what it took last; None = nothing, in this life
-        self._http = new_client()
+        self._asker = asker
         self._clock = clock
         self._on_answer = on_answer
         self._outage = Outage(
@@ -73,7 +71,6 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._http.aclose()
 
     def tell(self, replicas: Sequence[Replica]) -> None:
         """These are its replicas from now on."""
@@ -93,10 +90,9 @@ class Gateway:
                 query = {"wait": f"{WAIT_S if self._outage.is_up else 0.0:g}"}
                 if self.newest is not None:
                     query["seen"] = str(self.newest.backlogs)
-                answer = await self._http.get(f"{self.url}/signals", params=query, timeout=WAIT_S + PATIENCE_S)
-                answer.raise_for_status()
-                self._take(read_answer(answer.content, self._clock()))
-            except (httpx.HTTPError, BadAnswer) as error:
+                answer = await self._asker.ask("GET", f"{self.url}/signals", WAIT_S + PATIENCE_S, params=query)
+                self._take(read_answer(answer, self._clock()))
+            except Unheard as error:
                 await asyncio.sleep(self._outage.failed(error, self._clock()))
 
     def _take(self, answer: Answer) -> None:
@@ -120,16 +116,16 @@ class Gateway:
                 continue
             body = {"replicas": [{"uid": r.uid, "url": r.url, "slots": r.slots} for r in wanted]}
             try:
-                answer = await self._http.put(f"{self.url}/replicas", json=body, timeout=PATIENCE_S)
-                answer.raise_for_status()
-            except httpx.HTTPStatusError as error:
-                if refused != (refused := words(error)):
-                    logger.error("gateway of %s at %s refuses its replicas: %s", self.service, self.url, refused)
+                await self._asker.ask("PUT", f"{self.url}/replicas", PATIENCE_S, json=body)
+            except Unheard as error:
+                if error.status is None:
+                    delay_s = self._outage.failed(error, self._clock())
+                else:
+                    delay_s = MAX_RETRY_S
+                    if refused != (refused := str(error)):
+                        logger.error("gateway of %s at %s refuses its replicas: %s", self.service, self.url, refused)
                 self._changed.set()  # again, with what is wanted by then
-                await asyncio.sleep(MAX_RETRY_S)
-            except httpx.HTTPError as error:
-                self._changed.set()
-                await asyncio.sleep(self._outage.failed(error, self._clock()))
+                await asyncio.sleep(delay_s)
             else:
                 refused = ""
                 self.confirmed = frozenset(replica.uid for replica in wanted)

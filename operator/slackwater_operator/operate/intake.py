@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import aiohttp
@@ -127,6 +127,24 @@ class Intake:
         return kopf.AiohttpSession(server=connection.server, aiohttp_session=self._session)
 
 
+class NoDiffs(kopf.DiffBaseStorage):
+    """Compares nothing: at each event kopf would copy the whole object for handlers of changes, and there are none."""
+
+    def build(
+        self,
+        *,
+        body: kopf.Body,  # noqa: ARG002
+        extra_fields: Iterable[kopf.FieldSpec] | None = None,  # noqa: ARG002
+    ) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:  # noqa: ARG002
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        pass
+
+
 def _note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What kopf's tasks leave behind when it begins again was said by the error that ended it."""
     logger.debug("intake: %s: %s", context.get("message"), context.get("exception"))
@@ -142,4 +160,5 @@ def quiet_settings() -> kopf.OperatorSettings:
     settings.networking.connect_timeout = 10
     settings.networking.request_timeout = 60
     settings.process.ultimate_exiting_timeout = None  # the process is not kopf's to end
+    settings.persistence.diffbase_storage = NoDiffs()
     return settings

@@ -7,8 +7,10 @@ is won, from what the caches hold; ends when it is cancelled.  Called by `proces
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from slackwater_operator.cluster.kube.cluster import KubeCluster
 from slackwater_operator.core import (
@@ -16,6 +18,7 @@ from slackwater_operator.core import (
     BudgetExceeded,
     Limits,
     PermanentError,
+    Plan,
     Reason,
     Snapshot,
     TemporaryError,
@@ -31,10 +34,10 @@ from slackwater_operator.operate.decisions import tell
 from slackwater_operator.operate.endpoints import Endpoints
 from slackwater_operator.operate.metrics import Books, Metrics
 from slackwater_operator.operate.progress import Keepers
-from slackwater_operator.operate.remote import clients
+from slackwater_operator.operate.remote import Asker
 from slackwater_operator.operate.revisions import CONTROLLER_REVISIONS, Ledger
 from slackwater_operator.operate.rollout import Rollout
-from slackwater_operator.operate.services import limits, service_spec, with_bounds
+from slackwater_operator.operate.services import Specs, limits, with_bounds
 from slackwater_operator.operate.settings import Settings
 from slackwater_operator.operate.sides import Sides
 from slackwater_operator.operate.signals import Gateways
@@ -44,9 +47,10 @@ from slackwater_operator.operate.watches import Watches
 
 logger = logging.getLogger(__name__)
 
-FAILURES = 60  # ticks in a row; then the process ends, and another one may do better
+FAILURES = 60  # of one kind in a row; then the process ends, and another one may do better
 AFTER_FAILURE_S = 1.0
 LONGEST_REST_S = 0.25  # after a tick, before what poked in the meantime is looked at
+LENT_AT_ONCE = 256  # workers that are being created; with thousands in a queue nothing urgent would get through
 TIDY_S = 60.0  # between two looks for old records
 
 
@@ -57,10 +61,26 @@ class FleetLoop(Loop):
         """These from the next tick on."""
         self._limits = limits
 
+    def lend_at_most(self, workers: int) -> Plan:
+        """Put off what the newest plan lends beyond so many workers; the next plan has it again."""
+        self.plan = replace(self.plan, actions=tuple(within(self.plan.actions, workers)))
+        self._taken = self.plan.actions
+        return self.plan
+
     def look(self, now_s: float) -> Snapshot:
         """What a plan would be made from; nothing is planned."""
         self.snapshot = self._snapshot(self._cluster.observe(now_s), now_s)
         return self.snapshot
+
+
+def within(actions: Iterable[Action], workers: int) -> Iterator[Action]:
+    """The actions that start no more than so many workers on idle GPUs."""
+    for action in actions:
+        if action.verb is not Verb.START or action.reason is not Reason.IDLE:
+            yield action
+        elif count := min(action.count, workers):
+            workers -= count
+            yield replace(action, count=count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +107,11 @@ class Leader:
     def __init__(self, means: Means, images: Images, poked: asyncio.Event) -> None:
         self._means = means
         self._poked = poked
-        new_client = clients()
+        self._asker = Asker()
         watches = means.watches
         self._endpoints = means.endpoints
-        self.gateways = Gateways(new_client, means.clock, poked.set)
-        self.keepers = Keepers(new_client, means.clock, poked.set)
+        self.gateways = Gateways(self._asker, means.clock, poked.set)
+        self.keepers = Keepers(self._asker, means.clock, poked.set)
         self._ledger = Ledger(
             watches.children[JOBS.plural].get, watches.children[CONTROLLER_REVISIONS.plural].get, self._status_of
         )
@@ -108,9 +128,12 @@ class Leader:
         self.loop = FleetLoop(self.cluster, (), Limits())
         self._children = Children(means.kube, watches.children, images, means.clock)
         self._rollout = Rollout()
+        self._specs = Specs()
         self._books = Books(means.metrics)
         self._round = Round(means.kube, watches, means.catalog, means.emit, means.clock, means.wall)
-        self._failures = 0
+        self._failures = Counter[str]()
+        self._group = asyncio.TaskGroup()
+        self._tending: asyncio.Task[bool] | None = None
         self._tidy_s = means.clock() + TIDY_S
 
     async def run(self) -> None:
@@ -118,13 +141,14 @@ class Leader:
         means = self._means
         means.metrics.leader.set(1)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with self._group as group:
                 group.create_task(self._ticks())
                 group.create_task(self._looks())
                 group.create_task(means.sides.run(means.leads, means.metrics.reconcile_errors.labels("side").inc))
         finally:
             self._books.end()
             await asyncio.gather(self.gateways.close(), self.keepers.close(), self.cluster.close())
+            await self._asker.aclose()
 
     # --- ticks --------------------------------------------------------------------------------------
 
@@ -156,16 +180,29 @@ class Leader:
         await self.keepers.follow(self._endpoints.keepers(means.catalog.jobs.valid.values()))
         drains = self._prepare(now_s)
         try:
-            taken = await self.loop.tick(now_s)
+            self.loop.decide(now_s)
+            decided = self.loop.lend_at_most(max(0, LENT_AT_ONCE - self.cluster.num_begun))
         except BudgetExceeded:
             means.metrics.reconcile_errors.labels("budget").inc()
             logger.exception("dropped a plan that breaks the budget; please report this with the operator's log")
-            taken = ()
-        tell(means.emit, means.watches, self.loop.snapshot, taken)
-        if drains:
-            for refusal in await self.cluster.apply(drains, now_s):
-                logger.warning("rollout: drain of %s not possible now: %s", refusal.action.uid, refusal.error)
-        await self.cluster.tend(means.clock())
+            decided = Plan()
+        if decided.actions or drains:
+            self._begin("write", partial(self._carry_out, decided, now_s, drains))
+        if self._tending is None or self._tending.done():
+            self._tending = self._begin("tend", self._tend)
+
+    def _begin(self, what: str, act: Callable[[], Awaitable[None]]) -> asyncio.Task[bool]:
+        """Go on without waiting: the next tick must not be late because the API server is slow."""
+        return self._group.create_task(self._guarded(what, act))
+
+    async def _carry_out(self, decided: Plan, now_s: float, drains: Sequence[Action]) -> None:
+        snapshot = self.loop.snapshot
+        with self._means.metrics.write.time():
+            taken = await self.loop.carry_out(decided, now_s, drains)
+        tell(self._means.emit, self._means.watches, snapshot, taken)
+
+    async def _tend(self) -> None:
+        await self.cluster.tend(self._means.clock())
 
     def _prepare(self, now_s: float) -> tuple[Action, ...]:
         """Give the loop its services and limits; returns the drains of rollouts."""
@@ -176,7 +213,7 @@ class Leader:
         specs: list[ServiceSpec] = []
         drains: list[Action] = []
         for service in catalog.services.valid.values():
-            spec = service_spec(service, pools)
+            spec = self._specs.of(service, pools)
             serving = self._ledger.serving(spec.name)
             if (view := views.get(spec.name)) is not None:
                 step = self._rollout.step(spec, view, serving.name if serving else None, now_s)
@@ -185,7 +222,9 @@ class Leader:
                 if step.drain is not None:
                     drains.append(Action(Verb.DRAIN, step.drain, 1, Reason.LIMIT))
             specs.append(spec)
-        self._rollout.forget({spec.name for spec in specs})
+        present = {spec.name for spec in specs}
+        self._rollout.forget(present)
+        self._specs.forget(present)
         self.loop.serve(specs)
         self.loop.limit(limits(pools.values()))
         return tuple(drains)
@@ -248,14 +287,14 @@ class Leader:
         try:
             await act()
         except Exception as error:
-            self._failures += 1
+            self._failures[what] += 1
             self._means.metrics.reconcile_errors.labels(what).inc()
-            if self._failures >= FAILURES:
+            if self._failures[what] >= FAILURES:
                 raise
             if isinstance(error, (TemporaryError, PermanentError)):
                 logger.warning("a %s failed: %s", what, error)
             else:
                 logger.exception("a %s failed; please report this", what)
             return False
-        self._failures = 0
+        self._failures[what] = 0
         return True

@@ -19,7 +19,7 @@ from slackwater_operator.kube.types import Key, Object
 from slackwater_operator.resources.names import LABEL_KIND, POD_GATE, POD_GATEWAY, POD_KEEPER, split_policy_flavor
 
 STAGES = ("spike_to_decision", "decision_to_free", "free_to_serving")
-ERRORS = ("budget", "tick", "look", "side")  # what failed of a reconcile, or beside it
+ERRORS = ("budget", "tick", "write", "tend", "look", "side")  # what failed of a reconcile, or beside it
 REPLICA_STATES = ("starting", "ready", "leaving")
 CHILD_KINDS = (POD_GATEWAY, POD_KEEPER, POD_GATE)
 CHILD_STATES = ("ready", "waiting", "failed", "refused")
@@ -61,10 +61,16 @@ class Metrics:
         )
         self.reconcile = Histogram(
             "fleet_reconcile_seconds",
-            "One tick of observe, plan and apply",
+            "One tick: observe, plan, and hand the actions over to be written",
             registry=registry,
             # Fine where the bar is, a quarter second: a percentile is read between two of them.
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2.5),
+        )
+        self.write = Histogram(
+            "fleet_write_seconds",
+            "From a plan until the API server has answered all that was written for it",
+            registry=registry,
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10),
         )
         self.reconcile_errors = Total("fleet_reconcile_errors", "Ticks that failed", ["kind"], registry=registry)
         self.leader = Gauge("fleet_leader", "1 while this process leads", registry=registry)

@@ -6,7 +6,6 @@ of beginning and ending, and which failures end the process.  Decides nothing ab
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import time
@@ -21,6 +20,7 @@ from slackwater_operator.kube.connection import Connection
 from slackwater_operator.kube.election import Elector
 from slackwater_operator.kube.events import Recorder
 from slackwater_operator.kube.types import PODS
+from slackwater_operator.operate import garbage
 from slackwater_operator.operate.catalog import Catalog
 from slackwater_operator.operate.children import Images
 from slackwater_operator.operate.endpoints import Endpoints
@@ -65,7 +65,8 @@ class Operator:
         try:
             # Which of the replicas it was stands in the API server's audit log.
             async with Kube(self._connection, f"{COMPONENT} ({self._settings.identity})") as kube:
-                await self._run(kube, announce)
+                with garbage.spared():
+                    await self._run(kube, announce)
         finally:
             stop_metrics()
 
@@ -96,7 +97,6 @@ class Operator:
         base: dict[str, Awaitable[None]] = {
             "watches": watches.run(),
             "events": recorder.run(),
-            "memory": self._freeze(watches),
             "gauges": self._gauges(kube, watches),
         }
         tasks = {name: asyncio.ensure_future(act) for name, act in base.items()}
@@ -121,7 +121,7 @@ class Operator:
         finally:
             stopping.cancel()
             # The leader's work first and its Lease, then what it stands on.
-            for name in ("election", "events", "gauges", "memory", "watches"):
+            for name in ("election", "events", "gauges", "watches"):
                 if name in tasks:
                     tasks[name].cancel()
                     await asyncio.gather(tasks[name], return_exceptions=True)
@@ -134,7 +134,7 @@ class Operator:
         try:
             await Leader(means, images, self._poked).run()
         finally:
-            gc.collect()  # what a leader knew of the fleet is one large cycle
+            garbage.collect_all()  # what a leader knew of the fleet is one large cycle
 
     @staticmethod
     def _raise_first(tasks: Mapping[str, "asyncio.Future[None]"]) -> None:
@@ -184,14 +184,6 @@ class Operator:
         if lag_s > LAG_S:
             return f"the event loop has not run for {lag_s:.0f} s"
         return self._watches.dead(self._settings.stalled_after_s) if self._watches is not None else ""
-
-    @staticmethod
-    async def _freeze(watches: Watches) -> None:
-        """Leave what the first lists brought out of later garbage collections: a full one takes a quarter second."""
-        await watches.synced()
-        gc.collect()
-        gc.freeze()
-        await asyncio.Event().wait()
 
     # --- metrics ------------------------------------------------------------------------------------
 

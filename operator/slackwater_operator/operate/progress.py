@@ -7,12 +7,11 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
-import httpx
-
 from slackwater_operator.cluster.kube.ports import JobProgress, WorkerProgress
-from slackwater_operator.operate.remote import BadAnswer, NewClient, Outage, words
+from slackwater_operator.operate.remote import Asker, BadAnswer, Outage, Unheard
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ class Keeper:
         self,
         job: str,
         url: str,
-        new_client: NewClient,
+        asker: Asker,
         clock: Callable[[], float],
         poke: Callable[[], None],
         crowd: Callable[[], int],
@@ -39,7 +38,7 @@ class Keeper:
         self.progress: JobProgress | None = None
         self.workers: dict[str, WorkerProgress] = {}
         self._job = job
-        self._http = new_client()
+        self._asker = asker
         self._clock = clock
         self._poke = poke
         self._crowd = crowd
@@ -50,39 +49,34 @@ class Keeper:
         """Stop asking."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._http.aclose()
 
     async def verify(self, receipt: Mapping[str, Any]) -> bool | None:
         """Whether the ledger holds a receipt; None = it cannot be told now."""
         try:
             body = {"receipt": dict(receipt)}
-            answer = await self._http.post(f"{self.url}/verify", json=body, timeout=TIMEOUT_S)
-            answer.raise_for_status()
-            holds = answer.json()["holds"]
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:  # no keeper will ever take this one
-                logger.error("keeper of %s refuses a receipt: %s", self._job, words(error))
+            answer = await self._asker.ask("POST", f"{self.url}/verify", TIMEOUT_S, json=body)
+            return bool(json.loads(answer)["holds"])
+        except Unheard as error:
+            if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:  # no keeper will ever take this one
+                logger.error("keeper of %s refuses a receipt: %s", self._job, error)
                 return False
+            return None  # the poll tells people that it does not answer
+        except (ValueError, KeyError, TypeError):
             return None
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):  # the poll tells people that it does not answer
-            return None
-        return bool(holds)
 
     async def _poll(self) -> None:
         while True:
             try:
-                answer = await self._http.get(f"{self.url}/progress", timeout=TIMEOUT_S)
-                answer.raise_for_status()
-                self._take(answer)
-            except (httpx.HTTPError, BadAnswer) as error:
+                self._take(await self._asker.ask("GET", f"{self.url}/progress", TIMEOUT_S))
+            except Unheard as error:
                 await asyncio.sleep(self._outage.failed(error, self._clock()))
             else:
                 self._outage.answered(self._clock())
                 await asyncio.sleep(max(BUSY_S if self.workers else QUIET_S, self._crowd() / POLLS_PER_S))
 
-    def _take(self, answer: httpx.Response) -> None:
+    def _take(self, answer: bytes) -> None:
         before = self.progress
-        self.progress, self.workers = read_progress(answer.content, self._clock())
+        self.progress, self.workers = read_progress(answer, self._clock())
         if before is None or before.shards_open != self.progress.shards_open:
             self._poke()
 
@@ -109,14 +103,17 @@ def read_progress(body: bytes, now_s: float) -> tuple[JobProgress, dict[str, Wor
 class Keepers:
     """Polls every keeper that it follows.  One event loop; all methods are called on it."""
 
-    def __init__(self, new_client: NewClient, clock: Callable[[], float], poke: Callable[[], None]) -> None:
-        self._new_client = new_client
+    def __init__(self, asker: Asker, clock: Callable[[], float], poke: Callable[[], None]) -> None:
+        self._asker = asker
         self._clock = clock
         self._poke = poke
+        self._wanted: Mapping[str, str] = {}
         self._keepers: dict[str, Keeper] = {}
 
     async def follow(self, wanted: Mapping[str, str]) -> None:
         """The keeper of each job from now on, by its url; what one said stands until another one speaks."""
+        if wanted == self._wanted:
+            return
         gone = [job for job in self._keepers if job not in wanted]
         # Together: one after another, hundreds of them would outlast a Lease.
         await asyncio.gather(*(self._keepers.pop(job).close() for job in gone))
@@ -124,11 +121,12 @@ class Keepers:
             present = self._keepers.get(job)
             if present is not None and present.url == url:
                 continue
-            keeper = Keeper(job, url, self._new_client, self._clock, self._poke, lambda: len(self._keepers))
+            keeper = Keeper(job, url, self._asker, self._clock, self._poke, lambda: len(self._keepers))
             if present is not None:
                 await present.close()
                 keeper.progress, keeper.workers = present.progress, present.workers
             self._keepers[job] = keeper
+        self._wanted = wanted
 
     async def close(self) -> None:
         """Stop following."""

@@ -3,8 +3,9 @@
 Pure.  Owns the translation only; `rollout` may raise a service's floor for a while.  Called by `lead` and `dryrun`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from operator import is_
 
 from slackwater_operator.core import Limits
 from slackwater_operator.kube.types import Key
@@ -13,6 +14,25 @@ from slackwater_operator.resources import names
 from slackwater_operator.resources.inference import InferenceDeployment
 from slackwater_operator.resources.pool import CapacityPool
 from slackwater_operator.traffic import Window
+
+
+class Specs:
+    """`service_spec` of each service, worked out anew only when it or one of its pools has changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[object, ...], ServiceSpec]] = {}
+
+    def of(self, service: InferenceDeployment, pools: Mapping[Key, CapacityPool]) -> ServiceSpec:
+        """One service's."""
+        made_from = (service, *(pools.get(("", name)) for name in service.spec.pools))
+        known = self._known.get(service.key)
+        if known is None or len(known[0]) != len(made_from) or not all(map(is_, known[0], made_from)):
+            known = self._known[service.key] = (made_from, service_spec(service, pools))
+        return known[1]
+
+    def forget(self, services: Collection[str]) -> None:
+        """Only these are left."""
+        self._known = {name: known for name, known in self._known.items() if name in services}
 
 
 def service_spec(service: InferenceDeployment, pools: Mapping[Key, CapacityPool]) -> ServiceSpec:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from slackwater_operator.cluster.kube.ports import Replica
 from slackwater_operator.core import TrafficSample
 from slackwater_operator.operate.gateway import Answer, Gateway
-from slackwater_operator.operate.remote import NewClient
+from slackwater_operator.operate.remote import Asker
 
 KEPT_SAMPLES = 10_000  # between two ticks; more can only pile up when no tick comes, and then the newest count
 
@@ -22,17 +22,20 @@ class Gateways:
     poke: called when a tick is wanted early, because demand rose.
     """
 
-    def __init__(self, new_client: NewClient, clock: Callable[[], float], poke: Callable[[], None]) -> None:
-        self._new_client = new_client
+    def __init__(self, asker: Asker, clock: Callable[[], float], poke: Callable[[], None]) -> None:
+        self._asker = asker
         self._clock = clock
         self._poke = poke
         self._gateways: dict[str, dict[str, Gateway]] = {}  # service -> url -> gateway
+        self._wanted: Mapping[str, Sequence[tuple[str, bool]]] = {}
         self._replicas: dict[str, tuple[Replica, ...]] = {}
         self._gone_arrivals: dict[str, int] = {}  # of gateways that are gone, so that a total never falls
         self._samples: deque[tuple[str, TrafficSample]] = deque(maxlen=KEPT_SAMPLES)
 
-    async def follow(self, wanted: Mapping[str, Iterable[tuple[str, bool]]]) -> None:
+    async def follow(self, wanted: Mapping[str, Sequence[tuple[str, bool]]]) -> None:
         """The gateways of each service from now on: (url, whether it is required: it does not leave)."""
+        if wanted == self._wanted:
+            return
         gone = [service for service in self._gateways if service not in wanted]
         # Together: one after another, hundreds of them would outlast a Lease.
         await asyncio.gather(*(self._end(service, [*self._gateways[service]]) for service in gone))
@@ -46,10 +49,11 @@ class Gateways:
             await self._end(service, [url for url in present if url not in there])
             for url, is_required in there.items():
                 if url not in present:
-                    present[url] = Gateway(service, url, self._new_client, self._clock, self._heard)
+                    present[url] = Gateway(service, url, self._asker, self._clock, self._heard)
                     if service in self._replicas:
                         present[url].tell(self._replicas[service])
                 present[url].is_required = is_required
+        self._wanted = wanted
 
     async def close(self) -> None:
         """Stop following."""

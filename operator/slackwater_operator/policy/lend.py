@@ -4,6 +4,7 @@ Owns who gets a GPU that inference and training leave over, and whether the leas
 Called by `planner` last, so that everything more important has taken its share.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -41,7 +42,7 @@ def lend(draft: Draft, services: Sequence[Serving]) -> None:
     Nothing is lent on flavors of a service whose signals are stale.
     """
     stale = {v.flavor for serving in services if serving.service.load.stale for v in serving.service.variants}
-    kept: dict[float, dict[str, int]] = {}  # by how long a worker takes until something is durable
+    kept: dict[int, dict[str, int]] = {}  # by how long a worker takes until something is durable
     jobs = [_appetite(draft, job, services, kept) for job in sorted(draft.snapshot.jobs, key=lambda job: job.uid)]
     for wish in jobs:
         while wish.room and wish.workers + wish.floor < wish.job.min_workers and _place_floor(draft, wish.job, stale):
@@ -68,7 +69,7 @@ def lend(draft: Draft, services: Sequence[Serving]) -> None:
 
 
 def _appetite(
-    draft: Draft, job: CleaningJob, services: Sequence[Serving], known: dict[float, dict[str, int]]
+    draft: Draft, job: CleaningJob, services: Sequence[Serving], known: dict[int, dict[str, int]]
 ) -> Appetite:
     """What a job has and could take; workers that only begin have not claimed their unit yet."""
     mine = draft.owned(Kind.CLEANING, job.uid)
@@ -78,7 +79,7 @@ def _appetite(
     for worker in pending:  # it goes to a GPU that is free now, or waits for one
         draft.pool.take_free(worker.flavor, worker.gpus)
         known.clear()  # less is free now
-    until_s = job.start_s + job.checkpoint_s
+    until_s = math.ceil(job.start_s + job.checkpoint_s)  # hundreds of jobs, whose starts were measured, ask alike
     kept = known.get(until_s)
     if kept is None:
         kept = known[until_s] = {}

@@ -65,6 +65,7 @@ class Serving:
         self.supply = Supply(len(self.staying), sum(map(self._slots, self.staying)))
         self._pending = 0
         self._needs: dict[float, float] = {}  # by how far ahead
+        self._bounds = bounds(service)
         for workload in sorted((w for w in mine if w.phase is Phase.PENDING), key=lambda w: w.uid):
             # Asked for, not placed yet.  With a GPU to go to it is supply, without one it is not there.
             if draft.pool.take_free(workload.flavor, workload.gpus):
@@ -73,6 +74,8 @@ class Serving:
 
     def grow(self, reason: Reason) -> None:
         """Bring the supply up to the floor (Reason.FLOOR) or to the need of its traffic (Reason.TRAFFIC)."""
+        if not any(self._lacks(reason, variant) for variant in self._variants):
+            return
         self._cancel(reason)
         self._start(reason)
         for variant in self._variants:  # on its way: nothing to do but wait
@@ -82,7 +85,7 @@ class Serving:
 
     def shrink(self) -> None:
         """Drain what the spec does not allow, what was replaced and what was not needed for long."""
-        drained = self._drain(self.staying, len(self.staying) - bounds(self.service)[1], Reason.LIMIT)
+        drained = self._drain(self.staying, len(self.staying) - self._bounds[1], Reason.LIMIT)
         if self.service.load.stale or drained:
             return
         if self.displaced and self._replaced():
@@ -101,8 +104,10 @@ class Serving:
         if self.service.load.stale:
             return expected
         missing = self._need_slots(horizon_s) - self.supply.slots
-        count = bounds(self.service)[1] - self.supply.replicas
+        count = self._bounds[1] - self.supply.replicas
         for variant in self._variants:
+            if missing <= EPSILON or count <= 0:
+                break
             free = self._draft.pool.fits(variant.flavor, variant.gpus)
             while missing > EPSILON and count > 0 and free > 0:
                 expected[variant.flavor] = expected.get(variant.flavor, 0) + variant.gpus
@@ -120,7 +125,7 @@ class Serving:
         """Whether one more replica of `variant` is needed, with `extra` added to the supply."""
         replicas = self.supply.replicas + (extra.replicas if extra else 0)
         slots = self.supply.slots + (extra.slots if extra else 0)
-        fewest, most = bounds(self.service)
+        fewest, most = self._bounds
         if reason is Reason.FLOOR:
             return replicas < fewest
         return replicas < most and self._need_slots(variant.lead_s) - slots > EPSILON
@@ -191,9 +196,7 @@ class Serving:
         running = [replica for replica in self.staying if replica.phase is Phase.RUNNING]
         have = sum(map(self._slots, running))
         needed = max((need_slots(self.service, variant.lead_s) for variant in self._variants), default=0.0)
-        return len(running) >= bounds(self.service)[0] and (
-            have >= needed - EPSILON or len(running) >= bounds(self.service)[1]
-        )
+        return len(running) >= self._bounds[0] and (have >= needed - EPSILON or len(running) >= self._bounds[1])
 
     def _surplus(self) -> list[Workload]:
         """Replicas without which the rest has the floor and carries the whole window, N/(N-1) style."""
@@ -202,7 +205,7 @@ class Serving:
         surplus = []
         for replica in self.staying:
             slots = self._slots(replica)
-            if left.replicas - 1 >= bounds(self.service)[0] and left.slots - slots >= needed - EPSILON:
+            if left.replicas - 1 >= self._bounds[0] and left.slots - slots >= needed - EPSILON:
                 surplus.append(replica)
                 left.replicas -= 1
                 left.slots -= slots

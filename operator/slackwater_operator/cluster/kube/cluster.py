@@ -6,8 +6,7 @@ where the last one was stopped, whichever write that was.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
 
 from slackwater_operator.cluster.base import Observation, Refusal
 from slackwater_operator.cluster.kube import drains, views
@@ -15,7 +14,7 @@ from slackwater_operator.cluster.kube.books import Books
 from slackwater_operator.cluster.kube.catalogue import Catalogue
 from slackwater_operator.cluster.kube.clock import Clock
 from slackwater_operator.cluster.kube.endings import Endings
-from slackwater_operator.cluster.kube.evictions import adopt, evict
+from slackwater_operator.cluster.kube.evictions import adopt, decide, evict
 from slackwater_operator.cluster.kube.index import Index
 from slackwater_operator.cluster.kube.observing import Observer
 from slackwater_operator.cluster.kube.owners import smoothed
@@ -31,7 +30,7 @@ from slackwater_operator.cluster.kube.ports import (
     Signals,
 )
 from slackwater_operator.cluster.kube.records import Records
-from slackwater_operator.cluster.kube.starts import start
+from slackwater_operator.cluster.kube.starts import Starts
 from slackwater_operator.cluster.kube.state import Emit, State, no_event, together
 from slackwater_operator.cluster.kube.takes import OVER, resumed
 from slackwater_operator.cluster.kube.tending import Tending
@@ -110,28 +109,40 @@ class KubeCluster:
         )
 
     async def apply(self, actions: Sequence[Action], now_s: float) -> tuple[Refusal, ...]:
-        """Replicas that are called back and marked first, then starts on free GPUs, then evictions.
+        """Replicas that are called back and marked first, then replicas on free GPUs, then evictions, then workers.
 
-        Starts before evictions, so that a replica which waits for a victim's GPU finds no free one beside it.
+        Replicas before evictions, so that one which waits for a victim's GPU finds no free one beside it.  All is
+        decided before the first write, so what is observed while they go on shows all of it.
         """
         state = self._look(now_s)
-        refusals: list[Refusal] = []
         by_verb: dict[Verb, list[Action]] = {verb: [] for verb in Verb}
         for action in actions:
             by_verb[action.verb].append(action)
-        marks = [
-            *((action, partial(drains.cancel, state, action)) for action in by_verb[Verb.CANCEL]),
-            *((action, partial(drains.drain, state, action, now_s)) for action in by_verb[Verb.DRAIN]),
-        ]
-        refusals += _refused([action for action, _ in marks], await together([call for _, call in marks]))
-        refusals += _refused(by_verb[Verb.START], await start(state, by_verb[Verb.START], now_s))
-        refusals += await evict(state, by_verb[Verb.EVICT], now_s)
+        refusals: list[Refusal] = []
+        with Starts(state, by_verb[Verb.START], now_s) as starts:
+            openings, refused = decide(state, by_verb[Verb.EVICT], now_s)
+            refusals += [*starts.refusals, *refused]
+            marks: list[tuple[Action, Callable[[], Awaitable[None]]]] = []
+            for action in (*by_verb[Verb.CANCEL], *by_verb[Verb.DRAIN]):
+                try:
+                    marks.append((action, drains.mark(state, action, now_s)))
+                except TemporaryError as error:
+                    refusals.append(Refusal(action, error))
+            refusals += _refused([action for action, _ in marks], await together([write for _, write in marks]))
+            refusals += await starts.create(names.POD_INFERENCE)
+            refusals += await evict(state, openings, now_s)
+            refusals += await starts.create(names.POD_CLEANING)
         return tuple(refusals)
 
     async def tend(self, now_s: float) -> None:
         """What no plan asks for; call it after each tick."""
         self._look(now_s)
         await self._tending.tend(now_s)
+
+    @property
+    def num_begun(self) -> int:
+        """Pods that are being created."""
+        return len(self._state.begun)
 
     # --- ports.Views ----------------------------------------------------------------------------
 

@@ -4,11 +4,12 @@ Owns the draining mark on a pod, which survives a restart, and when a draining r
 gateway no longer sends to it and its last stream is over, or when its grace is.  Called by `cluster` and `tending`.
 """
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from slackwater_operator.cluster.kube.pods import Pod
 from slackwater_operator.cluster.kube.state import State, together
-from slackwater_operator.core import Action, SlackwaterError, TemporaryError
+from slackwater_operator.core import Action, SlackwaterError, TemporaryError, Verb
 from slackwater_operator.resources import names
 
 SETTLE_S = 1.5  # a gateway says once a second how many streams there are, so a drained replica may still hear of one
@@ -24,22 +25,26 @@ def _replica(state: State, action: Action) -> Pod:
     return pod
 
 
-async def drain(state: State, action: Action, now_s: float) -> None:
-    """Mark a replica, and take it out of its gateway at once."""
-    pod = _replica(state, action)
-    if pod.draining_s is not None:
-        raise TemporaryError(f"{action.uid} is draining already")
-    await state.annotate(pod, names.ANNOTATION_DRAINING_SINCE, state.now_stamp(now_s))
-    tell(state, pod.owner)
+def mark(state: State, action: Action, now_s: float) -> Callable[[], Awaitable[None]]:
+    """A DRAIN takes a replica out of its gateway at once; after a CANCEL it serves on.
 
-
-async def cancel(state: State, action: Action) -> None:
-    """The replica serves on."""
+    From now on it drains, or does not.  Returns the write.
+    """
     pod = _replica(state, action)
-    if pod.draining_s is None:
-        raise TemporaryError(f"{action.uid} is not draining, so its drain cannot be cancelled")
-    await state.annotate(pod, names.ANNOTATION_DRAINING_SINCE, None)
-    tell(state, pod.owner)
+    since_s = now_s if action.verb is Verb.DRAIN else None
+    if (state.draining_since(pod) is None) == (since_s is None):
+        raise TemporaryError(f"{action.uid} is {'not draining' if since_s is None else 'draining already'}")
+    state.marks[pod.uid] = since_s
+
+    async def write() -> None:
+        try:
+            stamp = None if since_s is None else state.now_stamp(since_s)
+            await state.annotate(pod, names.ANNOTATION_DRAINING_SINCE, stamp)
+        finally:
+            state.marks.pop(pod.uid, None)
+        tell(state, pod.owner)
+
+    return write
 
 
 def tell(state: State, service: str) -> None:

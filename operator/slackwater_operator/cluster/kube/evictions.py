@@ -42,8 +42,17 @@ class Need:
     pods: list[Pod] = field(default_factory=list)
 
 
-async def evict(state: State, actions: Sequence[Action], now_s: float) -> list[Refusal]:
-    """Begin all evictions of one plan."""
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A take-back that is decided and not written down yet.   source: the replica that its GPUs are for, if one."""
+
+    take: Take
+    source: Running | None
+    need: Need
+
+
+def decide(state: State, actions: Sequence[Action], now_s: float) -> tuple[list[Opening], list[Refusal]]:
+    """The take-backs of one plan, and what cannot be begun.  From now on their victims count as leaving."""
     refusals: list[Refusal] = []
     needs: dict[tuple[str, ...], Need] = {}
     for action in actions:
@@ -58,14 +67,22 @@ async def evict(state: State, actions: Sequence[Action], now_s: float) -> list[R
             need = needs.setdefault(key, need)
             need.actions.append(action)
             need.pods.append(pod)
-
-    async def begin(need: Need) -> None:
-        await _begin(state, need, now_s)
-
-    listed = list(needs.values())
-    for need, error in zip(listed, await together([partial(begin, need) for need in listed]), strict=True):
-        if isinstance(error, TemporaryError | PermanentError):
+    openings = []
+    for need in needs.values():
+        try:
+            openings.append(_opening(state, need, now_s))
+        except (TemporaryError, PermanentError) as error:
             refusals += [Refusal(action, error) for action in need.actions]
+    return openings, refusals
+
+
+async def evict(state: State, openings: Sequence[Opening], now_s: float) -> list[Refusal]:
+    """Begin all take-backs of one plan."""
+    refusals: list[Refusal] = []
+    results = await together([partial(_begin, state, opening, now_s) for opening in openings])
+    for opening, error in zip(openings, results, strict=True):
+        if isinstance(error, TemporaryError | PermanentError):
+            refusals += [Refusal(action, error) for action in opening.need.actions]
     return refusals
 
 
@@ -84,12 +101,11 @@ def _need(action: Action, pod: Pod) -> Need:
     return Need(action.beneficiary, kind, name, namespace, pod.policy_flavor)
 
 
-async def _begin(state: State, need: Need, now_s: float) -> None:
-    """Plan one take-back, write it down and begin it.  Raises what kept it from being begun."""
+def _opening(state: State, need: Need, now_s: float) -> Opening:
+    """Plan one take-back.  Raises what keeps it from being begun."""
     source = None
     if names.split_variant_uid(need.beneficiary) is not None:
         source = running(state, need.beneficiary, now_s)
-        await _try_out(state, source, need, now_s)
     pool_name, flavor = names.split_policy_flavor(need.policy_flavor)
     pool = state.catalogue.pools.get(pool_name)
     take = Take(
@@ -106,19 +122,25 @@ async def _begin(state: State, need: Need, now_s: float) -> None:
         variant=need.beneficiary if source is not None else "",
         replica_gpus=source.variant.gpus if source is not None else 1,
         spike_s=state.sample_s.get(source.service.key) if source is not None else None,
+        is_planned=True,
     )
     adopt(state, take)
+    return Opening(take, source, need)
+
+
+async def _begin(state: State, opening: Opening, now_s: float) -> None:
+    """Write one take-back down and begin it.  Raises what kept it from being begun."""
+    take, need = opening.take, opening.need
     try:
+        if opening.source is not None:
+            await _try_out(state, opening.source, need, now_s)
         await _write(state, take)
-    except Unreachable as error:
-        if error.unknown:
-            take.in_doubt = True  # `settle_doubt` looks; until then its victims count as leaving
-        else:
+    except BaseException:
+        if not take.in_doubt:
             drop(state, take)
         raise
-    except BaseException:
-        drop(state, take)
-        raise
+    finally:
+        take.is_planned = False
     logger.info(
         "reclaim=%s/%s for=%s flavor=%s victims=%d reason=%s",
         *(take.namespace, take.name, need.beneficiary or need.ref_name, need.policy_flavor, len(take.victims)),
@@ -173,6 +195,9 @@ async def _write(state: State, take: Take) -> None:
             made = await state.kube.create(RECLAIMS, take.body(), manager=names.MANAGER_RECLAIM)
     except AlreadyExists:
         return  # the same victims at the same moment: it is this one
+    except Unreachable as error:
+        take.in_doubt = error.unknown  # `settle_doubt` looks; until then its victims count as leaving
+        raise
     state.caches.reclaims.remember(made)
     state.emit(
         made,

@@ -115,6 +115,7 @@ class Observer:
             if workload is not None:
                 found.append(workload)
         self._entries = kept
+        found += [begun.workload for uid, begun in self.state.begun.items() if uid not in self.state.index.ours]
         found += self._training(now_s)
         found.sort(key=_uid)
         return tuple(found)
@@ -331,7 +332,8 @@ class Observer:
 
     def _held(self, uid: str, job: cleaning.CleaningJob) -> int:
         pods = self.state.index.of(names.POD_CLEANING, uid)
-        return job.spec.gpus_per_worker * sum(not pod.is_over and self.state.leaving_since(pod) is None for pod in pods)
+        held = sum(not pod.is_over and self.state.leaving_since(pod) is None for pod in pods)
+        return job.spec.gpus_per_worker * (held + len(self.state.beginning(uid)))
 
     # --- leads ------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Records:
         """Write what is worth writing now."""
         due: list[tuple[Take, str, bool]] = []
         for take in list(self.state.takes.values()):
-            if take.in_doubt:
+            if take.is_planned or take.in_doubt:
                 continue
             phase, is_over = self._phase(take, now_s)
             is_news = phase != take.written or take.is_late != take.is_late_written

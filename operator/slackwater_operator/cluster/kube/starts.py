@@ -8,15 +8,24 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
+from slackwater_operator.cluster.base import Refusal
 from slackwater_operator.cluster.kube import making
 from slackwater_operator.cluster.kube.books import Page
 from slackwater_operator.cluster.kube.lending import lent_room
 from slackwater_operator.cluster.kube.owners import Owner
-from slackwater_operator.cluster.kube.state import State, together
+from slackwater_operator.cluster.kube.state import Begun, State, together
 from slackwater_operator.cluster.kube.takes import Take
-from slackwater_operator.core import Action, PermanentError, Reason, SlackwaterError, TemporaryError
+from slackwater_operator.core import (
+    Action,
+    Kind,
+    PermanentError,
+    Phase,
+    Reason,
+    SlackwaterError,
+    TemporaryError,
+    Workload,
+)
 from slackwater_operator.kube.types import Object
 from slackwater_operator.resources import names
 from slackwater_operator.resources.cleaning import CleaningJob
@@ -82,6 +91,7 @@ class NewPod:
     body: Object
     node: str
     gpus: int
+    policy_flavor: str
     take: Take | None = None
 
     @property
@@ -90,45 +100,79 @@ class NewPod:
         return names.object_uid(self.body["metadata"]["namespace"], self.body["metadata"]["name"])
 
 
-async def start(state: State, actions: Sequence[Action], now_s: float) -> list[SlackwaterError | None]:
-    """Create the pods of all these actions; for each what kept its first pod from being made, if none was.
+class Starts:
+    """The pods that the STARTs of one plan are to make.
 
-    One action takes its places after the other, and then all pods are created at once: with hundreds of jobs it would
-    take a minute to wait for each one's answers.
+    From the beginning of the block their GPUs are promised and they count as starting; at its end whatever was not
+    made does not any more.   refusals: actions for which there is no pod to make.
     """
-    results: dict[int, SlackwaterError | None] = {}
-    for wave in _waves(actions):
-        new_pods: dict[int, list[NewPod]] = {}
+
+    def __init__(self, state: State, actions: Sequence[Action], now_s: float) -> None:
+        self.refusals: list[Refusal] = []
+        self._state = state
+        self._actions = actions
+        self._now_s = now_s
+        self._new_pods: list[tuple[Action, list[NewPod]]] = []
+
+    def __enter__(self) -> "Starts":
         try:
-            for number in wave:
-                try:
-                    new_pods[number] = _new_pods(state, actions[number], now_s)
-                except (TemporaryError, PermanentError) as error:
-                    results[number] = error
-                for new_pod in new_pods.get(number, ()):
-                    state.books.promise(new_pod.uid, new_pod.node, new_pod.gpus, now_s)
-            calls = [partial(_create, state, actions[number], new_pods[number], now_s) for number in new_pods]
-            made = await together(calls)
-        finally:
-            for new_pod in chain.from_iterable(new_pods.values()):
-                state.books.abandon(new_pod.uid, now_s)
-        results |= {
-            number: result if isinstance(result, SlackwaterError) else None
-            for number, result in zip(new_pods, made, strict=True)
-        }
-    return [results[number] for number in range(len(actions))]
+            self._decide()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _decide(self) -> None:
+        for action in self._actions:
+            try:
+                new_pods = _new_pods(self._state, action, self._now_s)
+            except (TemporaryError, PermanentError) as error:
+                self.refusals.append(Refusal(action, error))
+                continue
+            self._new_pods.append((action, new_pods))
+            for new_pod in new_pods:
+                self._state.books.promise(new_pod.uid, new_pod.node, new_pod.gpus, self._now_s)
+                self._state.begun[new_pod.uid] = _begun(action, new_pod, self._now_s)
+
+    def __exit__(self, *_error: object) -> None:
+        for _, new_pods in self._new_pods:
+            for new_pod in new_pods:
+                self._state.books.abandon(new_pod.uid, self._now_s)
+                self._state.begun.pop(new_pod.uid, None)
+
+    async def create(self, kind: str) -> list[Refusal]:
+        """Make the pods of one kind; for each action what kept all of its pods from being made, if anything did.
+
+        All at once: with hundreds of jobs it would take a minute to wait for each one's answers.
+        """
+        state, now_s = self._state, self._now_s
+        chosen = [(action, new_pods) for action, new_pods in self._new_pods if _kind(action) == kind]
+        results = await together([partial(_create, state, action, new_pods, now_s) for action, new_pods in chosen])
+        return [
+            Refusal(action, result)
+            for (action, _), result in zip(chosen, results, strict=True)
+            if isinstance(result, TemporaryError | PermanentError)
+        ]
 
 
-def _waves(actions: Sequence[Action]) -> list[list[int]]:
-    """Positions of the actions, in waves: of one owner's or variant's actions the second sees what the first did."""
-    waves: list[list[int]] = []
-    count: dict[str, int] = {}
-    for number, action in enumerate(actions):
-        wave = count[action.uid] = count.get(action.uid, -1) + 1
-        if wave == len(waves):
-            waves.append([])
-        waves[wave].append(number)
-    return waves
+def _kind(action: Action) -> str:
+    return names.POD_CLEANING if names.split_variant_uid(action.uid) is None else names.POD_INFERENCE
+
+
+def _begun(action: Action, new_pod: NewPod, now_s: float) -> Begun:
+    """Not to be evicted before it is there."""
+    parts = names.split_variant_uid(action.uid)
+    workload = Workload(
+        uid=new_pod.uid,
+        kind=Kind.CLEANING if parts is None else Kind.INFERENCE,
+        owner=action.uid if parts is None else names.object_uid(parts[0], parts[1]),
+        flavor=new_pod.policy_flavor,
+        node=new_pod.node,
+        phase=Phase.STARTING,
+        started_s=now_s,
+        gpus=new_pod.gpus,
+    )
+    return Begun(workload, new_pod.take.name if new_pod.take else "")
 
 
 def _new_pods(state: State, action: Action, now_s: float) -> list[NewPod]:
@@ -146,7 +190,13 @@ def _replicas(state: State, action: Action, now_s: float) -> list[NewPod]:
     if not nodes:
         raise TemporaryError(f"no node of {policy_flavor} has {found.variant.gpus} GPUs free for {action.uid}")
     return [
-        NewPod(found.body(state, node, action.reason, take.name if take else ""), node, found.variant.gpus, take)
+        NewPod(
+            found.body(state, node, action.reason, take.name if take else ""),
+            node,
+            found.variant.gpus,
+            policy_flavor,
+            take,
+        )
         for node, take in zip(nodes, _claims(state, action.uid, nodes), strict=True)
     ]
 
@@ -157,6 +207,7 @@ def _claims(state: State, variant: str, nodes: list[str]) -> list[Take | None]:
     left = {
         (take.key, node): sum(victim.is_freed and victim.node == node for victim in take.victims.values())
         - sum(pod.place == node for pod in state.replicas(take))
+        - sum(one.reclaim == take.name and one.workload.node == node for one in state.begun.values())
         for take in takes
         for node in set(nodes)
     }
@@ -185,6 +236,7 @@ def _workers(state: State, action: Action, now_s: float) -> list[NewPod]:
             making.worker(job, place, pod_name(job.metadata.name, state.suffix()), action.reason),
             place.node,
             job.spec.gpus_per_worker,
+            names.policy_flavor(place.pool, place.flavor.metadata.name),
         )
         for place in places
     ]
@@ -248,11 +300,13 @@ def _nodes(
 async def _create(state: State, action: Action, new_pods: list[NewPod], now_s: float) -> None:
     """Create the pods; books the first failure with the owner, and raises it if nothing was made."""
     parts = names.split_variant_uid(action.uid)
-    kind = names.POD_CLEANING if parts is None else names.POD_INFERENCE
-    owner = state.owner(kind, action.uid if parts is None else names.object_uid(parts[0], parts[1]))
+    owner = state.owner(_kind(action), action.uid if parts is None else names.object_uid(parts[0], parts[1]))
 
     async def one(new_pod: NewPod) -> None:
-        pod = await state.create(new_pod.body, new_pod.node, new_pod.gpus, now_s)
+        try:
+            pod = await state.create(new_pod.body, new_pod.node, new_pod.gpus, now_s)
+        finally:
+            state.begun.pop(new_pod.uid, None)
         if parts is not None:
             state.decided[pod.uid] = new_pod.take.decided_s if new_pod.take else now_s
             state.placed[pod.uid] = now_s

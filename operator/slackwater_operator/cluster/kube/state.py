@@ -18,7 +18,7 @@ from slackwater_operator.cluster.kube.owners import Owner
 from slackwater_operator.cluster.kube.pods import Pod, read_pod
 from slackwater_operator.cluster.kube.ports import Caches, Progress, ReclaimView, Replica, Revisions, Signals
 from slackwater_operator.cluster.kube.takes import Key, Take, Victim
-from slackwater_operator.core import PermanentError, SlackwaterError, TemporaryError
+from slackwater_operator.core import PermanentError, SlackwaterError, TemporaryError, Workload
 from slackwater_operator.kube.client import Kube
 from slackwater_operator.kube.errors import NotFound, Unreachable
 from slackwater_operator.kube.types import PODS, Object, custom, micro_stamp
@@ -48,6 +48,14 @@ class Sent:
     at_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A pod that was decided on, and that no cache shows yet.   reclaim: what made room for it."""
+
+    workload: Workload
+    reclaim: str = ""
+
+
 @dataclass(slots=True)
 class State:
     """See the module."""
@@ -68,6 +76,8 @@ class State:
     closed: set[Key] = field(default_factory=set)  # take-backs that are over, as long as their objects are there
     victims: dict[str, Take] = field(default_factory=dict)  # Pod.uid -> the open take-back that it is a victim of
     sent: dict[str, Sent] = field(default_factory=dict)  # Pod.uid
+    marks: dict[str, float | None] = field(default_factory=dict)  # Pod.uid -> draining since, while that is written
+    begun: dict[str, Begun] = field(default_factory=dict)  # Pod.uid of a pod that is being created
     decided: dict[str, float] = field(default_factory=dict)  # Pod.uid of a replica that is not ready yet
     placed: dict[str, float] = field(default_factory=dict)  # of these, those whose GPU is free, since when
     sample_s: dict[str, float] = field(default_factory=dict)  # service -> its newest sample
@@ -109,6 +119,10 @@ class State:
         service = names.object_uid(take.namespace, take.ref_name)
         return [pod for pod in self.index.of(names.POD_INFERENCE, service) if pod.reclaim == take.name]
 
+    def beginning(self, owner: str) -> list[Begun]:
+        """Pods of a service or job that are being created."""
+        return [one for one in self.begun.values() if one.workload.owner == owner]
+
     def leaving_since(self, pod: Pod) -> float | None:
         """Since when a pod is on its way out: its end was decided, sent or seen."""
         sent = self.sent.get(pod.uid)
@@ -122,6 +136,8 @@ class State:
 
     def draining_since(self, pod: Pod) -> float | None:
         """Since when a replica takes no new request."""
+        if pod.uid in self.marks:
+            return self.marks[pod.uid]
         return None if pod.draining_s is None else self.clock.moment(pod.draining_s)
 
     def refresh(self, now_s: float) -> None:

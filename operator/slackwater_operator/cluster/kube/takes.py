@@ -53,9 +53,9 @@ class Victim:
 class Take:
     """One take-back while it lasts.
 
-    variant: uid of the Variant that the GPUs are for, "" if they are for somebody else or nobody.   in_doubt: its
-    Reclaim was sent, and the answer was lost.   written: the phase that its object shows.   forsaken: nodes on which
-    nobody waits any more, since their victims hang.
+    variant: uid of the Variant that the GPUs are for, "" if they are for somebody else or nobody.   is_planned: its
+    Reclaim is not written yet, so nobody may be told to go.   in_doubt: it was sent, and the answer was lost.
+    written: the phase that its object shows.   forsaken: nodes on which nobody waits any more, as their victims hang.
     """
 
     namespace: str
@@ -71,6 +71,7 @@ class Take:
     variant: str = ""
     replica_gpus: int = 1
     spike_s: float | None = None
+    is_planned: bool = False
     in_doubt: bool = False
     written: str = ""
     freed_s: float | None = None

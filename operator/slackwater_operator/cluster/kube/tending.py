@@ -52,7 +52,10 @@ class Tending:
             partial(self._look_for, uid, now_s) for uid, promise in state.books.promises.items() if promise.in_doubt
         ]
         for take in list(state.takes.values()):
-            calls.append(partial(settle_doubt, state, take) if take.in_doubt else partial(advance, state, take, now_s))
+            if take.in_doubt:
+                calls.append(partial(settle_doubt, state, take))
+            elif not take.is_planned:
+                calls.append(partial(advance, state, take, now_s))
         await self._run(calls)
         problems = await drains.finish(state, now_s)
         calls = [partial(state.delete, pod, 0, now_s) for pod in over]
