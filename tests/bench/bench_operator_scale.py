@@ -51,7 +51,11 @@ GPUS = 8 * NODES
 FOREIGN = 2 * NODES
 ELSEWHERE = "agents"  # the namespace of what is not ours
 PATIENCE_S = 300.0
-SETTLE_S = 10.0  # without an eviction: by then every service has the replicas that its first traffic needs
+SETTLE_S = (
+    10.0  # without an eviction, and with kwok idle: it goes on for a while with what it saw of thousands of pods,
+)
+# and a worker that it leaves standing for seconds is given up on, as it should be of a real kubelet
+IDLE_RATIO = 0.2  # of a core
 SWING_S = 30.0  # the traffic of the services that swing begins anywhere between its least and its most
 POLL_S = 0.1  # ticks begin at least so far apart, so that two seldom end between two looks
 NICENESS = -10  # of the operator: a real cluster's API server, kubelets and gateways are on other machines
@@ -153,9 +157,15 @@ async def create_all(kube: Kube, bodies: Iterable[tuple[Resource, Object]]) -> N
 
 
 async def watched(
-    cluster: ControlPlane, kube: Kube, parts: Parts, wanted: list[tuple[Resource, Object]], held: Pods, folder: Path
+    cluster: ControlPlane,
+    kube: Kube,
+    parts: Parts,
+    wanted: list[tuple[Resource, Object]],
+    held: Pods,
+    folder: Path,
+    kubelets: int,
 ) -> Measured:
-    """The operator's turn."""
+    """The operator's turn.   kubelets: kwok's process."""
     port = free_port()
     url = f"http://127.0.0.1:{port}/metrics"
     kubeconfig = operator_kubeconfig(cluster, folder)
@@ -164,7 +174,7 @@ async def watched(
             began_s = time.monotonic()
             full_s = await held.until(lambda: held.count(is_running) >= GPUS, PATIENCE_S, f"{GPUS} GPUs held")
             say(f"{GPUS} GPUs held after {full_s - began_s:.1f} s, {memory_peak_mb(process.pid):.0f} MB")
-            say(f"settled after {await settled(session, url):.0f} s more")
+            say(f"settled after {await settled(session, url, kubelets):.0f} s more")
             parts.swing()
             await asyncio.sleep(SWING_S)
             position, cpu_s, from_s = cluster.audit_position(), spent_cpu_s(process.pid), time.monotonic()
@@ -200,17 +210,19 @@ async def watched(
             )
 
 
-async def settled(session: aiohttp.ClientSession, url: str) -> float:
-    """Seconds until for SETTLE_S nobody was evicted."""
-    began_s = changed_s = time.monotonic()
-    before = -1.0
-    while (now_s := time.monotonic()) - changed_s < SETTLE_S:
-        if now_s - began_s > PATIENCE_S:
-            raise TimeoutError(f"after {PATIENCE_S:.0f} s workers are still evicted")
-        found = await samples(session, url, {"name[]": [EVICTIONS]})
-        if (total := sum(found.values())) != before:
-            before, changed_s = total, now_s
-        await asyncio.sleep(1.0)
+async def settled(session: aiohttp.ClientSession, url: str, kubelets: int) -> float:
+    """Seconds until it was quiet for SETTLE_S.   kubelets: kwok's process."""
+    began_s = quiet_s = time.monotonic()
+    total, spent_s = -1.0, spent_cpu_s(kubelets)
+    while time.monotonic() - quiet_s < SETTLE_S:
+        if time.monotonic() - began_s > PATIENCE_S:
+            raise TimeoutError(f"after {PATIENCE_S:.0f} s the fleet is still busy")
+        await asyncio.sleep(2.0)
+        evicted = sum((await samples(session, url, {"name[]": [EVICTIONS]})).values())
+        now_spent_s = spent_cpu_s(kubelets)
+        if evicted != total or now_spent_s - spent_s > 2.0 * IDLE_RATIO:
+            quiet_s = time.monotonic()
+        total, spent_s = evicted, now_spent_s
     return time.monotonic() - began_s
 
 
@@ -228,7 +240,7 @@ async def accepted(kube: Kube, wanted: list[tuple[Resource, Object]]) -> int:
     return found
 
 
-async def play(cluster: ControlPlane, nodes: list[str], folder: Path) -> Measured:
+async def play(cluster: ControlPlane, nodes: list[str], folder: Path, kubelets: int) -> Measured:
     connection = Connection.from_kubeconfig(cluster.kubeconfig())
     async with Kube(connection, user_agent="bench") as kube:
         with pods(kube, f"{names.LABEL_KIND} in ({names.POD_CLEANING}, {names.POD_INFERENCE})") as (held, _):
@@ -238,7 +250,7 @@ async def play(cluster: ControlPlane, nodes: list[str], folder: Path) -> Measure
                 num_jobs = RESOURCES - SERVICES - len(PRODUCTS) - NUM_POOLS
                 wanted = [*resources(parts.url, SERVICES, num_jobs)]
                 await build(kube, wanted, nodes)
-                return await watched(cluster, kube, parts, wanted, held, folder)
+                return await watched(cluster, kube, parts, wanted, held, folder, kubelets)
 
 
 def measure() -> list[Row]:
@@ -253,8 +265,9 @@ def measure() -> list[Row]:
             )
         ]
         say(f"{len(nodes)} nodes are there")
+        assert kwok.server.pid is not None, "it has just been started"
         try:
-            found = asyncio.run(play(cluster, nodes, folder))
+            found = asyncio.run(play(cluster, nodes, folder, kwok.server.pid))
         except BaseException:
             sys.stderr.write((folder / "operator.log").read_text()[-4000:])
             raise
