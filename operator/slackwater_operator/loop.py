@@ -71,6 +71,7 @@ class Loop:
         self._histories: dict[str, History] = {}
         self._loads: dict[str, _Known] = {}
         self._sample_s: dict[str, float] = {}  # service -> its newest sample
+        self._variants: dict[str, tuple[tuple[object, ...], tuple[Variant, ...]]] = {}  # and what they were made from
         self.serve(services)
         self._taken: tuple[Action, ...] = ()  # of the newest tick
         self._said: set[tuple[str, str]] = set()
@@ -91,6 +92,7 @@ class Loop:
         kept = {spec.name for spec in services if windows.get(spec.name) == spec.window}
         self._loads = {name: known for name, known in self._loads.items() if name in kept}
         self._sample_s = {name: sample_s for name, sample_s in self._sample_s.items() if name in kept}
+        self._variants = {name: known for name, known in self._variants.items() if name in self._histories}
         self._specs = tuple(services)
 
     async def tick(self, now_s: float) -> tuple[Action, ...]:
@@ -151,24 +153,17 @@ class Loop:
         )
 
     def _service(self, spec: ServiceSpec, lead_s: dict[str, float], now_s: float) -> Service:
-        variants = tuple(
-            Variant(
-                uid=variant.uid,
-                flavor=variant.flavor,
-                slots_per_replica=variant.slots_per_replica,
-                lead_s=lead_s.get(variant.uid, 0.0),
-                gpus=variant.gpus,
-                preference=variant.preference,
-            )
-            for variant in spec.variants
-        )
-        longest_s = max((variant.lead_s for variant in variants), default=0.0)
+        leads_s = tuple(lead_s.get(variant.uid, 0.0) for variant in spec.variants)
+        made_from = (spec.variants, leads_s)
+        known = self._variants.get(spec.name)
+        if known is None or known[0] != made_from:
+            known = self._variants[spec.name] = (made_from, tuple(map(_variant, spec.variants, leads_s)))
         return Service(
             name=spec.name,
             min_replicas=spec.min_replicas,
             max_replicas=spec.max_replicas,
-            variants=variants,
-            load=self._load(spec, longest_s, now_s),
+            variants=known[1],
+            load=self._load(spec, max(leads_s, default=0.0), now_s),
             burst_slots=spec.burst_slots,
             deadband_replicas=spec.deadband_replicas,
         )
@@ -183,3 +178,14 @@ class Loop:
             return load
         age_s = max(0.0, now_s - known.sample_s)
         return replace(known.load, age_s=age_s, stale=age_s > spec.window.stale_after_s)
+
+
+def _variant(spec: VariantSpec, lead_s: float) -> Variant:
+    return Variant(
+        uid=spec.uid,
+        flavor=spec.flavor,
+        slots_per_replica=spec.slots_per_replica,
+        lead_s=lead_s,
+        gpus=spec.gpus,
+        preference=spec.preference,
+    )

@@ -31,7 +31,7 @@ class Shelf(Generic[K]):
     def __init__(self, kind: type[K], cache: Cache) -> None:
         self._kind = kind
         self._cache = cache
-        self._changed = True
+        self._changed = {key_of(obj) for obj in cache.values()}
         self._read: dict[Key, tuple[tuple[Any, ...], K | None, str]] = {}
         self.valid: dict[Key, K] = {}
         self.refused: dict[Key, str] = {}
@@ -39,20 +39,20 @@ class Shelf(Generic[K]):
 
     def look(self) -> None:
         """Take in what the cache holds now."""
-        if not self._changed:
-            return
-        self._changed = False
-        read: dict[Key, tuple[tuple[Any, ...], K | None, str]] = {}
-        for obj in self._cache.values():
-            key, version = key_of(obj), _version(obj)
-            known = self._read.get(key)
-            read[key] = known if known is not None and known[0] == version else (version, *self._parse(obj))
-        self._read = read
-        self.valid = {key: value for key, (_, value, _) in read.items() if value is not None}
-        self.refused = {key: why for key, (_, value, why) in read.items() if value is None}
+        changed, self._changed, is_news = self._changed, set(), False
+        for key in changed:
+            obj, known = self._cache.get(*key), self._read.get(key)
+            if obj is None:
+                is_news |= self._read.pop(key, None) is not None
+            elif known is None or known[0] != _version(obj):
+                self._read[key] = (_version(obj), *self._parse(obj))
+                is_news = True
+        if is_news:
+            self.valid = {key: value for key, (_, value, _) in self._read.items() if value is not None}
+            self.refused = {key: why for key, (_, value, why) in self._read.items() if value is None}
 
-    def _hear(self, _change: str, _obj: Object) -> None:
-        self._changed = True
+    def _hear(self, _change: str, obj: Object) -> None:
+        self._changed.add(key_of(obj))
 
     def _parse(self, obj: Object) -> tuple[K | None, str]:
         try:

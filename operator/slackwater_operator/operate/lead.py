@@ -208,15 +208,16 @@ class Leader:
         """Give the loop its services and limits; returns the drains of rollouts."""
         catalog = self._means.catalog
         pools = catalog.pools.valid
-        # Before its first observation the cluster shows nothing.
-        views = {view.name: view for view in self.cluster.services()} if self.loop.snapshot is not None else {}
         specs: list[ServiceSpec] = []
         drains: list[Action] = []
         for service in catalog.services.valid.values():
             spec = self._specs.of(service, pools)
             serving = self._ledger.serving(spec.name)
-            if (view := views.get(spec.name)) is not None:
-                step = self._rollout.step(spec, view, serving.name if serving else None, now_s)
+            revision = serving.name if serving else None
+            if (view := self.cluster.rolling(spec.name, revision)) is None:
+                self._rollout.rest(spec.name)
+            else:
+                step = self._rollout.step(spec, view, revision, now_s)
                 if step.bounds is not None:
                     spec = with_bounds(spec, *step.bounds)
                 if step.drain is not None:

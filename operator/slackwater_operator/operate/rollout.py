@@ -40,7 +40,7 @@ class Rollout:
         active = [replica for replica in view.replicas if replica.phase in ACTIVE]
         old_active = [replica for replica in old if replica.phase in ACTIVE]
         if serving is None or not old:
-            self._rolls.pop(spec.name, None)
+            self.rest(spec.name)
             return Step()
         roll = self._rolls.setdefault(spec.name, _Roll(len(active)))
         if any(replica not in old_active for replica in old):
@@ -57,6 +57,10 @@ class Rollout:
             roll.asked_s = None
             return Step(self._bounds(spec, len(active)), _first(old_active))
         return Step(self._bounds(spec, len(active) + 1))
+
+    def rest(self, service: str) -> None:
+        """All of its replicas are of the revision that serves."""
+        self._rolls.pop(service, None)
 
     def forget(self, services: set[str]) -> None:
         """Only these are left."""

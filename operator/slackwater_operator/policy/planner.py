@@ -56,14 +56,18 @@ def _make_room_for_training(draft: Draft) -> None:
 
 def _leave_lost_nodes(draft: Draft) -> None:
     """Evict preemptible work from nodes that are cordoned or broken, or hold more than is whole."""
-    on_node: dict[str, list[Workload]] = {}
+    pool = draft.pool
+    lost = {
+        node.name: node
+        for node in draft.snapshot.nodes
+        if node.name not in pool.nodes or pool.held[node.name] > node.gpus - node.broken_gpus
+    }
+    on_node: dict[str, list[Workload]] = {name: [] for name in sorted(lost)}
     for workload in draft.snapshot.workloads:
-        if workload.phase is not Phase.PENDING:
-            on_node.setdefault(workload.node, []).append(workload)
-    for node in sorted(draft.snapshot.nodes, key=lambda node: node.name):
-        there = on_node.get(node.name, [])
-        if node.name in draft.pool.nodes and sum(w.gpus for w in there) <= node.gpus - node.broken_gpus:
-            continue
+        if workload.phase is not Phase.PENDING and workload.node in lost:
+            on_node[workload.node].append(workload)
+    for name, there in on_node.items():
+        node = lost[name]
         able = [
             workload
             for workload in there

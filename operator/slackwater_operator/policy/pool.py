@@ -25,7 +25,10 @@ def is_hung(workload: Workload, snapshot: Snapshot) -> bool:
 
 
 class Pool:
-    """Free and coming GPUs of each usable node; taking them is remembered."""
+    """Free and coming GPUs of each usable node; taking them is remembered.
+
+    held: what workloads have of each, those that leave too, as the snapshot shows it.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.nodes = {node.name: node for node in snapshot.nodes if is_usable(node)}
@@ -40,6 +43,7 @@ class Pool:
             held[workload.node] += workload.gpus
             if workload.phase is Phase.LEAVING and not is_hung(workload, snapshot):
                 self.coming[workload.node] += workload.gpus
+        self.held = held
         self.free: dict[str, int] = {}
         self.rested: dict[str, int] = {}  # free for `lend_after_s`; others are not lent yet
         for name, node in self.nodes.items():

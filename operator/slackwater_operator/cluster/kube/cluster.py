@@ -152,6 +152,14 @@ class KubeCluster:
     def services(self) -> tuple[ServiceView, ...]:
         return views.services(self._state)
 
+    def rolling(self, service: str, revision: str | None) -> ServiceView | None:
+        """A service that has replicas of another revision; None if it has none, or is not known yet."""
+        state = self._state
+        pods = state.index.of(names.POD_INFERENCE, service)
+        if service in state.catalogue.services and any(pod.revision != revision and not pod.is_over for pod in pods):
+            return views.service(state, service)
+        return None
+
     def jobs(self) -> tuple[JobView, ...]:
         return views.jobs(self._state, self._now_s)
 

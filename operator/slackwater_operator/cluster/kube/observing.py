@@ -138,7 +138,8 @@ class Observer:
             page = state.books.pages.get(pod.place)
             if page is None or pod.uid not in page.visible:
                 return None
-        since_s, draining_s = state.leaving_since(pod), state.draining_since(pod)
+        since_s = state.leaving_since(pod)
+        draining_s = None if entry.is_cleaning else state.draining_since(pod)
         phase = Phase.RUNNING if pod.is_ready else Phase.STARTING
         if since_s is not None:
             phase = Phase.LEAVING

@@ -61,26 +61,27 @@ def _usage(flavor: str, count: Counter[str]) -> UsageView:
 
 def services(state: State) -> tuple[ServiceView, ...]:
     """Every valid service."""
-    found = []
-    for uid, service in sorted(state.catalogue.services.items()):
-        owner = state.owner(names.POD_INFERENCE, uid)
-        pods = sorted(state.index.of(names.POD_INFERENCE, uid), key=lambda pod: pod.uid)
-        leads = [
-            lead
-            for pool in service.spec.pools
-            for variant in service.spec.variants
-            if (lead := lead_s(state, f"{uid}/{names.policy_flavor(pool, variant.flavor)}")) is not None
-        ]
-        found.append(
-            ServiceView(
-                name=uid,
-                replicas=tuple(_replica(state, pod) for pod in pods if not pod.is_over),
-                lead_s=max(leads, default=None),
-                refusal=owner.broken or owner.refusal,
-                refused=owner.refused,
-            )
-        )
-    return tuple(found)
+    return tuple(service(state, uid) for uid in sorted(state.catalogue.services))
+
+
+def service(state: State, uid: str) -> ServiceView:
+    """One valid service."""
+    spec = state.catalogue.services[uid].spec
+    owner = state.owner(names.POD_INFERENCE, uid)
+    pods = sorted(state.index.of(names.POD_INFERENCE, uid), key=lambda pod: pod.uid)
+    leads = [
+        lead
+        for pool in spec.pools
+        for variant in spec.variants
+        if (lead := lead_s(state, f"{uid}/{names.policy_flavor(pool, variant.flavor)}")) is not None
+    ]
+    return ServiceView(
+        name=uid,
+        replicas=tuple(_replica(state, pod) for pod in pods if not pod.is_over),
+        lead_s=max(leads, default=None),
+        refusal=owner.broken or owner.refusal,
+        refused=owner.refused,
+    )
 
 
 def _replica(state: State, pod: Pod) -> ReplicaView:
