@@ -251,6 +251,80 @@ def slow_store(rig: Rig, stopped_s: float, runs_s: float) -> Iterator[None]:
         thread.join(10)
 
 
+def test_a_take_back_ends_well_though_the_server_is_full_again_and_again(rig: Rig) -> None:
+    with rig.operator("one") as one, Doubles(rig.plane) as doubles:
+        wait_until(lambda: rig.bound("cleaning") == GPUS - 1 and rig.bound("inference") == 1, 60, all_words(one))
+        since = rig.plane.audit_position()
+
+        with full_server(rig, full_s=4.0, free_s=1.5):
+            time.sleep(2)  # until the server knows
+            demand(rig, 3)
+            wait_until(lambda: rig.bound("inference") == 3 and is_finished(rig), 90, state(rig, one))
+        time.sleep(5)
+
+        refused = [event for event in rig.plane.audit(since) if event.user == ACCOUNT and event.code == 429]
+        assert {event.resource for event in refused} & {"pods", "reclaims"}
+        assert doubles.found == set()
+        assert len(victims(rig)) == 2
+        assert outcomes(rig) == {("Checkpointed", True)}
+        assert (rig.bound("inference"), rig.bound("cleaning")) == (3, GPUS - 3)
+        assert one.words().count(" leading identity=") == 1
+
+
+@contextmanager
+def full_server(rig: Rig, full_s: float, free_s: float) -> Iterator[None]:
+    """Again and again the API server has no seat for what the operator writes, its Lease apart, and answers 429."""
+    level = {
+        "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
+        "kind": "PriorityLevelConfiguration",
+        "metadata": {"name": "full"},
+        "spec": {
+            "type": "Limited",
+            "limited": {
+                "nominalConcurrencyShares": 0,
+                "borrowingLimitPercent": 0,
+                "limitResponse": {"type": "Reject"},
+            },
+        },
+    }
+    account = {"name": ACCOUNT.rsplit(":", 1)[1], "namespace": ACCOUNT.rsplit(":", 2)[1]}
+    writes = {
+        "verbs": ["create", "patch", "delete", "update"],
+        "apiGroups": ["", names.GROUP],
+        "resources": ["*"],
+        "namespaces": ["*"],
+        "clusterScope": True,
+    }
+    schema = {
+        "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
+        "kind": "FlowSchema",
+        "metadata": {"name": "full"},
+        "spec": {
+            "priorityLevelConfiguration": {"name": "full"},
+            "matchingPrecedence": 2,
+            "rules": [{"subjects": [{"kind": "ServiceAccount", "serviceAccount": account}], "resourceRules": [writes]}],
+        },
+    }
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            rig.admin.create(schema)
+            over.wait(full_s)
+            rig.admin.delete("flowschemas.flowcontrol.apiserver.k8s.io", "full")
+            over.wait(free_s)
+
+    rig.admin.create(level)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(10)
+        rig.admin.delete("prioritylevelconfigurations.flowcontrol.apiserver.k8s.io", "full")
+
+
 @pytest.mark.parametrize("by_s", [pytest.param(3600, id="an hour ahead"), pytest.param(-3600, id="an hour back")])
 def test_a_wall_clock_that_is_set_in_a_take_back_moves_nobody(rig: Rig, by_s: int) -> None:
     with wrong_clock(rig, "one") as (one, set_clock), Doubles(rig.plane) as doubles:
