@@ -6,6 +6,7 @@ the same shapes; what only a GPU allocates is an estimate and says so.  Called b
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,7 @@ from slackwater_inference.model.shapes import FAST, SLOW, Shape, weight_shapes
 Dtype = Literal["float32", "bfloat16"]
 _ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 _FP32_BYTES, _COMPLEX64_BYTES = 4, 8
+_NOTHING: Mapping[str, int] = {}
 
 # Estimates of what a CUDA graph costs, to be replaced by measured ones once graphs are captured.
 _LARGEST_GRAPH_BATCH = 64
@@ -72,9 +74,12 @@ class Fit:
     kv_tokens: int
 
 
-def budget(model: ModelConfig, engine: EngineConfig, dtype: Dtype) -> Budget:
+def budget(
+    model: ModelConfig, engine: EngineConfig, dtype: Dtype, bytes_in_8_bits: Mapping[str, int] = _NOTHING
+) -> Budget:
     """Count everything that `engine` with `model` takes.
 
+    bytes_in_8_bits: what the weights take that are kept as codes and scales, by name; the others are of `dtype`.
     Raises ValueError for sequences longer than the model can have.
     """
     slots, length = engine.max_running_requests, engine.longest(model)
@@ -88,7 +93,7 @@ def budget(model: ModelConfig, engine: EngineConfig, dtype: Dtype) -> Budget:
     codec = model.codec, model.num_codebooks, model.num_semantic
     num_decode, num_all = _count(decode_shapes(*codec)), _count(encode_shapes(*codec) | decode_shapes(*codec))
     items = (
-        *_weight_items(model, shapes, item_bytes),
+        *_weight_items(model, shapes, item_bytes, bytes_in_8_bits),
         Item(
             "cache",
             "KV cache",
@@ -138,30 +143,43 @@ def budget(model: ModelConfig, engine: EngineConfig, dtype: Dtype) -> Budget:
     )
 
 
-def fit(model: ModelConfig, engine: EngineConfig, dtype: Dtype, memory_bytes: int) -> Fit:
+def fit(
+    model: ModelConfig,
+    engine: EngineConfig,
+    dtype: Dtype,
+    memory_bytes: int,
+    bytes_in_8_bits: Mapping[str, int] = _NOTHING,
+) -> Fit:
     """The most slots, of as many as an engine may have, for which the whole budget stays within `memory_bytes`."""
 
     def takes(slots: int) -> int:
-        return budget(model, engine.model_copy(update={"max_running_requests": slots}), dtype).total_bytes
+        with_slots = engine.model_copy(update={"max_running_requests": slots})
+        return budget(model, with_slots, dtype, bytes_in_8_bits).total_bytes
 
     slots = bisect_right(range(1, MAX_SLOTS + 1), memory_bytes - _RESERVE_BYTES, key=takes)
     return Fit(memory_bytes, _RESERVE_BYTES, slots, slots * engine.longest(model))
 
 
-def _weight_items(model: ModelConfig, shapes: dict[str, Shape], item_bytes: int) -> tuple[Item, ...]:
+def _weight_items(
+    model: ModelConfig, shapes: dict[str, Shape], item_bytes: int, bytes_in_8_bits: Mapping[str, int]
+) -> tuple[Item, ...]:
     slow, fast = model.text_config, model.audio_decoder_config
     tables = {name for name in shapes if name.endswith("embeddings.weight")}
     in_slow = {name for name in shapes if name.startswith(SLOW)} - tables
     in_fast = {name for name in shapes if name.startswith(FAST)} - tables
 
-    def size(names: set[str]) -> int:
-        return _count({name: shapes[name] for name in names}) * item_bytes
+    def size(names: Iterable[str]) -> int:
+        return sum(bytes_in_8_bits.get(name, math.prod(shapes[name]) * item_bytes) for name in names)
+
+    def note(of: str, names: set[str]) -> str:
+        small = names & bytes_in_8_bits.keys()
+        return f"{of}; {len(small)} matrices in 8 bits with their scales" if small else of
 
     head_rows = model.num_semantic + 1
     rope = (slow.max_seq_len * slow.head_dim + fast.max_seq_len * fast.head_dim) // 2 * _COMPLEX64_BYTES
     return (
-        Item("weights", "slow transformer", size(in_slow), f"{slow.n_layer} layers"),
-        Item("weights", "fast transformer", size(in_fast), f"{fast.n_layer} layers and head"),
+        Item("weights", "slow transformer", size(in_slow), note(f"{slow.n_layer} layers", in_slow)),
+        Item("weights", "fast transformer", size(in_fast), note(f"{fast.n_layer} layers and head", in_fast)),
         Item("weights", "embeddings", size(tables), "tokens, codes, fast codes"),
         Item("weights", "cut head", head_rows * slow.dim * item_bytes, f"{head_rows} rows that can be sampled, copied"),
         Item("weights", "RoPE tables", rope, f"{slow.max_seq_len} positions"),

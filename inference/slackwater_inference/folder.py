@@ -14,10 +14,18 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from slackwater_inference.config import CodecConfig, ModelConfig, TransformerConfig
-from slackwater_inference.config.published import PublishedConfig
+from slackwater_inference.config.published import PublishedConfig, Quantization
 from slackwater_inference.core import PermanentError
 from slackwater_inference.model.headers import Headers, read_folder
-from slackwater_inference.model.shapes import IGNORED_PREFIXES, SLOW, shape_faults, stored_shapes
+from slackwater_inference.model.scales import scale_faults, scale_name, stored_in_8_bits
+from slackwater_inference.model.shapes import (
+    IGNORED_PREFIXES,
+    SLOW,
+    shape_faults,
+    stored_names,
+    stored_shapes,
+    weight_shapes,
+)
 from slackwater_inference.text.tokenizer import AUDIO_PAD, IM_END, PAD, SpecialIds, special_ids
 
 _DTYPES: dict[str, Literal["float32", "bfloat16"]] = {"F32": "float32", "BF16": "bfloat16"}
@@ -38,13 +46,30 @@ class BadCheckpoint(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """A folder whose parts fit each other.  headers: of the tensors that are to be loaded, by their stored names."""
+    """A folder whose parts fit each other.
+
+    headers: of the tensors that are to be loaded, by their stored names.   quantization: how the projections among
+    them that are held in 8 bits are to be read; None if none is.
+    """
 
     path: Path
     config: ModelConfig
     headers: Headers
     tokenizer: Mapping[str, Any]  # the parsed tokenizer.json
     codec_file: Path
+    quantization: Quantization | None
+
+    def bytes_in_8_bits(self) -> dict[str, int]:
+        """Codes and scales of each weight that is stored so, by its S2 name."""
+        small = stored_in_8_bits(self.headers)
+        sizes = {}
+        for name in weight_shapes(self.config.text_config, self.config.audio_decoder_config, self.config.num_codebooks):
+            parts = stored_names(name, self.headers)
+            if small.issuperset(parts):
+                sizes[name] = sum(
+                    self.headers[part].size_bytes + self.headers[scale_name(part)].size_bytes for part in parts
+                )
+        return sizes
 
 
 def inspect(folder: Path) -> CheckpointFolder:
@@ -71,7 +96,8 @@ def inspect(folder: Path) -> CheckpointFolder:
             config = _model_config(published, slow, fast, codec, ids, headers, faults)
     if faults or config is None or tokenizer is None or codec_file is None:
         raise BadCheckpoint(folder, faults)
-    return CheckpointFolder(folder, config, headers, tokenizer, codec_file)
+    assert published is not None  # or there were a fault
+    return CheckpointFolder(folder, config, headers, tokenizer, codec_file, published.quantization_config)
 
 
 def _json(path: Path, faults: list[str]) -> dict[str, Any] | None:
@@ -160,7 +186,13 @@ def _tensor_faults(
     headers: Headers, published: PublishedConfig, slow: TransformerConfig, fast: TransformerConfig, *, is_complete: bool
 ) -> list[str]:
     expected = stored_shapes(slow, fast, published.audio_decoder_config.num_codebooks, headers)
-    faults = shape_faults(expected, {name: header.shape for name, header in headers.items()})
+    small = stored_in_8_bits(headers) if published.quantization_config else set()
+    of_small = {scale_name(name) for name in small}
+    faults = shape_faults(expected, {name: h.shape for name, h in headers.items() if name not in of_small})
+    if published.quantization_config is not None:
+        faults += scale_faults(headers, published.quantization_config.format)
+        if not small and is_complete:
+            faults.append("config.json: quantization_config says that weights are in 8 bits, but none is F8_E4M3")
     if not is_complete:  # what lies in an unreadable file is not missing
         faults = [fault for fault in faults if not fault.startswith("missing ")]
     if (embeddings := headers.get(f"{SLOW}embeddings.weight")) is None:
@@ -170,7 +202,7 @@ def _tensor_faults(
     return faults + [
         f"{name} must be {embeddings.dtype} as the embeddings are, got {header.dtype}"
         for name, header in sorted(headers.items())
-        if header.dtype != embeddings.dtype and name in expected
+        if header.dtype != embeddings.dtype and name in expected and name not in small
     ]
 
 

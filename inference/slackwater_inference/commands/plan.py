@@ -26,21 +26,25 @@ def plan(
     length: Annotated[
         int | None, typer.Option(min=64, help="Positions of the longest sequence; default: 4096 or the model's own.")
     ] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Of weights and cache; default: the checkpoint's own.")] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of all weights and the cache; default: as the checkpoint has them.")
+    ] = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(min=0.1, help="Say what fits into so much memory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print bytes as JSON instead of a table.")] = False,
 ) -> None:
     """Print the memory budget of MODEL; reads headers only."""
-    config = _model(model)
+    config, in_8_bits = _model(model)
     engine = EngineConfig(max_running_requests=slots, max_length=length)
+    if dtype is not None:
+        in_8_bits = {}
     dtype = config.weight_dtype if dtype is None else dtype
     try:
-        planned = budget(config, engine, dtype)
+        planned = budget(config, engine, dtype, in_8_bits)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     fits = None
     if gpu_memory_gib is not None:
-        fits = fit(config, engine, dtype, memory_bytes=round(gpu_memory_gib * _GIB))
+        fits = fit(config, engine, dtype, round(gpu_memory_gib * _GIB), in_8_bits)
     if as_json:
         typer.echo(json.dumps(_as_json(planned, fits), indent=2))
         return
@@ -53,15 +57,20 @@ def plan(
         f"{planned.kv_bytes_per_token:,} B of KV a token; ~ marks an estimate",
         highlight=False,
     )
+    if in_8_bits:
+        widened = f"--dtype {dtype} counts what a machine without their kernels takes, which widens them"
+        console.print(f"Matrices in 8 bits stay so where kernels multiply them; {widened}", highlight=False)
     if fits is not None:
         console.print(_verdict(planned, fits), highlight=False)
 
 
-def _model(name: str) -> ModelConfig:
+def _model(name: str) -> tuple[ModelConfig, dict[str, int]]:
+    """The model's config, and what its weights in 8 bits take."""
     if name == "tiny":
-        return tiny()
+        return tiny(), {}
     try:
-        return inspect(Path(name)).config
+        found = inspect(Path(name))
+        return found.config, found.bytes_in_8_bits()
     except BadCheckpoint as error:
         raise typer.BadParameter(str(error)) from error
 

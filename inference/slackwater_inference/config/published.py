@@ -4,9 +4,10 @@ Owns which of its keys we read, which values we refuse, and what a missing one m
 inference (dropout, checkpointing, initialisers) are not read.  Called by `folder`.
 """
 
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from slackwater_inference.config.model import TransformerConfig
 
@@ -68,6 +69,30 @@ class _AudioDecoder(_Transformer):
     tie_word_embeddings: _No = None  # it has a head of its own
 
 
+VERSION = 1
+
+
+class WeightFormat(StrEnum):
+    """How the layers' projections are stored where it is not as the other weights: the names of the kernels' forms."""
+
+    BLOCKSCALE = "fp8_e4m3_128x128"  # E4M3 with an fp32 scale per 128 x 128
+    MXFP8 = "mxfp8_e4m3_1x32"  # E4M3 with an E8M0 byte per 32 values of a row
+
+
+class Quantization(_Published):
+    """`quantization_config` as `slackwater engine quantize` writes it; a form that is not exactly known is refused."""
+
+    format: Annotated[WeightFormat, Field(strict=False)]
+    version: Literal[1]
+    rule: Literal["rceil", "ocp_floor"] | None = None  # how MXFP8's exponents were chosen
+
+    @model_validator(mode="after")
+    def _only_mxfp8_has_a_rule(self) -> Self:
+        if (self.rule is None) is (self.format is WeightFormat.MXFP8):
+            raise ValueError(f"rule must be {'there' if self.rule is None else 'left out'} with format {self.format}")
+        return self
+
+
 class PublishedConfig(_Published):
     """The whole file.  The ids are claims, to be held against the tokenizer's."""
 
@@ -79,6 +104,7 @@ class PublishedConfig(_Published):
     audio_pad_token_id: _Id | None = None
     semantic_start_token_id: _Id | None = None
     semantic_end_token_id: _Id | None = None
+    quantization_config: Quantization | None = None
 
     def slow(self) -> TransformerConfig:
         """The slow part's dimensions."""

@@ -15,7 +15,7 @@ from slackwater_inference.model.shapes import Shape
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-_ITEM_BYTES = {
+ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
@@ -24,16 +24,17 @@ _MAX_HEADER_BYTES = 100 * 1024 * 1024  # the format's own bound; a larger length
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """One tensor in a file.  dtype: as safetensors spells it, "BF16"."""
+    """One tensor in a file.  dtype: as safetensors spells it, "BF16".   begin: its first byte's place in the file."""
 
     file: Path
     dtype: str
     shape: Shape
+    begin: int
 
     @property
     def size_bytes(self) -> int:
         """Bytes in the file, and in memory."""
-        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 Headers = dict[str, TensorHeader]
@@ -98,8 +99,8 @@ def _read_file(path: Path) -> tuple[Headers, list[str]]:
     spans: list[tuple[int, int]] = []
     for name, entry in entries.items():
         try:
-            header = TensorHeader(path, entry["dtype"], tuple(entry["shape"]))
             begin, stop = entry["data_offsets"]
+            header = TensorHeader(path, entry["dtype"], tuple(entry["shape"]), 8 + num_header_bytes + begin)
             is_whole = all(isinstance(number, int) and number >= 0 for number in (*header.shape, begin))
             is_sound = is_whole and stop - begin == header.size_bytes
         except (KeyError, TypeError, ValueError):

@@ -4,7 +4,7 @@ Owns what a checkpoint must hold, without torch: `slackwater engine plan` counts
 `weights`, `folder` and `budget`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from slackwater_inference.config import TransformerConfig
 
@@ -59,6 +59,12 @@ def split_name(name: str) -> tuple[str, str, str] | None:
     return f"{stem}attention.wq.{tail}", f"{stem}attention.wk.{tail}", f"{stem}attention.wv.{tail}"
 
 
+def stored_names(name: str, names: Container[str]) -> tuple[str, ...]:
+    """Under what names a file that holds `names` has the weight `name`: its own, or those of its three parts."""
+    split = split_name(name)
+    return split if split is not None and name not in names and split[0] in names else (name,)
+
+
 def stored_shapes(
     slow: TransformerConfig, fast: TransformerConfig, num_codebooks: int, names: Iterable[str]
 ) -> dict[str, Shape]:
@@ -66,8 +72,8 @@ def stored_shapes(
     present = set(names)
     shapes: dict[str, Shape] = {}
     for name, shape in weight_shapes(slow, fast, num_codebooks).items():
-        split = split_name(name)
-        if split is None or name in present or split[0] not in present:
+        split = stored_names(name, present)
+        if split == (name,):
             shapes[name] = shape
             continue
         config = slow if name.startswith(SLOW) else fast
