@@ -11,7 +11,7 @@ RECORDINGS := $(CACHE)/recordings
 
 CLUSTER := PYTHONPATH=tests/controlplane $(BIN)/python -m slackwater_controlplane
 
-.PHONY: help demo test test-long check lint fmt bench crds manifests lock test-gpu slurm-up slurm-down cluster-up cluster-down images clean
+.PHONY: help demo test test-long check lint fmt bench crds manifests cubins lock test-gpu slurm-up slurm-down cluster-up cluster-down images clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,10 @@ crds:  ## write the custom resources and schemas that are generated from the pyd
 
 manifests: crds  ## write dashboard, alerts and chart anew from their sources
 	PYTHONPATH=manifests/tools $(BIN)/python -m slackwater_manifests
+
+cubins:  ## compile the CUDA kernels anew: make cubins NVCC=PATH (kernels/slackwater_kernels/cuda/build.py says which packages bring it)
+	@.setup/setup dev
+	$(BIN)/python -m slackwater_kernels.cuda.build $(NVCC)
 
 lock:  ## pin the dependencies anew in .setup/locks
 	@.setup/setup dev

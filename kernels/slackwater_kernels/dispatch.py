@@ -14,9 +14,20 @@ import torch
 from torch import Tensor
 
 from slackwater_kernels.core import UnsupportedError
-from slackwater_kernels.plan import gated_launch, launch, splits, sum_tree
+from slackwater_kernels.plan import (
+    BLOCK_ROWS,
+    attention_launch,
+    attention_splits,
+    gated_launch,
+    gates_at_once,
+    launch,
+    splits,
+    sum_tree,
+)
 
 HOPPER = "sm_90"
+BLACKWELL, DATA_CENTRE = "sm_120", "sm_103"
+MX_ARCHS = (BLACKWELL, DATA_CENTRE)  # what has the block-scaled instructions that `tl.dot_scaled` becomes
 _REFERENCE = "slackwater_kernels.reference"
 
 
@@ -27,6 +38,7 @@ class Operation:
     name: str
     archs: tuple[str, ...]
     instead: str
+    triton: bool = True  # whether its kernel is compiled by Triton or was ahead of time
 
 
 OPERATIONS = (
@@ -35,7 +47,19 @@ OPERATIONS = (
     Operation("swiglu_quantize", (HOPPER,), f"{_REFERENCE}.swiglu and quantize_activations"),
     Operation("bsgemm", (HOPPER,), f"{_REFERENCE}.bsgemm, or bf16 weights with torch.nn.functional.linear"),
     Operation("gate_up_swiglu", (HOPPER,), f"{_REFERENCE}.bsgemm and swiglu"),
-    Operation("mxfp8_gemm", (), f"{_REFERENCE}.dequantize_mx and a bf16 product"),
+    Operation("mlp_block", (HOPPER,), "mlp without a `block`, or the reference's mlp", triton=False),
+    Operation("append_kv", (HOPPER,), f"{_REFERENCE}.append_kv"),
+    Operation(
+        "decode_attention",
+        (HOPPER,),
+        f"{_REFERENCE}.decode_attention, or torch.nn.functional.scaled_dot_product_attention with enable_gqa=True",
+    ),
+    Operation("decode_attention_quantize", (HOPPER,), f"{_REFERENCE}.decode_attention and quantize_activations"),
+    Operation("quantize_mx", MX_ARCHS, f"{_REFERENCE}.quantize_mx, or quantize_activations on {HOPPER}"),
+    Operation("rmsnorm_quantize_mx", MX_ARCHS, f"{_REFERENCE}.rmsnorm and quantize_mx"),
+    Operation("swiglu_quantize_mx", MX_ARCHS, f"{_REFERENCE}.swiglu and quantize_mx"),
+    Operation("mxgemm", MX_ARCHS, f"{_REFERENCE}.dequantize_mx and a bf16 product, or bsgemm on {HOPPER}"),
+    Operation("draw", (HOPPER, *MX_ARCHS), f"{_REFERENCE}.draw"),
 )
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
@@ -52,7 +76,8 @@ def arch(device: torch.device) -> str:
 
 def supported(operation: str, device: torch.device | str) -> bool:
     """Whether the operation has a kernel that can run on this device, in this environment."""
-    return arch(torch.device(device)) in _BY_NAME[operation].archs and find_spec("triton") is not None
+    entry = _BY_NAME[operation]
+    return arch(torch.device(device)) in entry.archs and (not entry.triton or find_spec("triton") is not None)
 
 
 def require_supported(operation: str, tensor: Tensor) -> None:
@@ -67,14 +92,33 @@ def require_supported(operation: str, tensor: Tensor) -> None:
     here, entry = arch(tensor.device), _BY_NAME[operation]
     if here in entry.archs:
         raise UnsupportedError(f"{operation} on {here} needs the package triton, which is not installed here")
-    where = f"it runs on {', '.join(entry.archs)}" if entry.archs else "no kernel exists yet"
-    raise UnsupportedError(f"{operation} has no kernel for {here}: {where}; use {entry.instead}")
+    raise UnsupportedError(
+        f"{operation} has no kernel for {here}: it runs on {', '.join(entry.archs)}; use {entry.instead}"
+    )
 
 
 @cache
 def sources() -> Any:
     """The module of Triton kernels; a first call in a process imports Triton."""
     return import_module("slackwater_kernels.triton_source")
+
+
+@cache
+def mx_sources() -> Any:
+    """The module of Triton kernels for MXFP8."""
+    return import_module("slackwater_kernels.mxfp8_source")
+
+
+@cache
+def attention_sources() -> Any:
+    """The module of attention's Triton kernels."""
+    return import_module("slackwater_kernels.attention_source")
+
+
+@cache
+def sampling_sources() -> Any:
+    """The module of the sampler's Triton kernel."""
+    return import_module("slackwater_kernels.sampling_source")
 
 
 def describe(n: int, k: int, m: int, *, gated: bool = False) -> dict[str, object]:
@@ -91,6 +135,48 @@ def describe(n: int, k: int, m: int, *, gated: bool = False) -> dict[str, object
         "stages": chosen.stages,
         "split": splits(tree, chosen.take),
         "sum": f"{tree.blocks} blocks in leaves of {tree.leaf}, {tree.group} leaves a group",
+        "batch_invariant": True,
+    }
+
+
+def describe_mlp(m: int, *, block: bool) -> dict[str, object]:
+    """What the feed-forward block does with M rows: form, launches, order of its sums.   block: whether it has one.
+
+    The two forms add in another order, so a row's bits are the same up to 16 rows, and the same from 17 on; they are
+    the same at every M without a `block`.
+    """
+    if block and m <= BLOCK_ROWS:
+        return {
+            "form": "block",
+            "launches": 1,
+            "sum": "gate and up: every third of 20 blocks, three sums; down: 8 parts of K, in each every third of 19 "
+            "half blocks, three sums",
+            "batch_invariant": f"up to {BLOCK_ROWS} rows",
+        }
+    return {
+        "form": "launches",
+        "launches": 3 if gates_at_once(m) else 4,
+        "sum": "as `describe` says of the two products",
+        "batch_invariant": f"from {BLOCK_ROWS + 1} rows on" if block else True,
+    }
+
+
+def describe_attention(max_length: int, *, fp8: bool) -> dict[str, object]:
+    """What attention over rows of up to `max_length` tokens does: division, order of its sums.   fp8: the pool's form.
+
+    The batch is no argument: with it the number of CTAs grows and nothing else.  A row's bits follow from its own
+    length, query, keys and values; they are the same alone, among others and at every `max_length` that holds it.
+    """
+    chosen = attention_launch(fp8=fp8)
+    return {
+        "form": "fp8" if fp8 else "bf16",
+        "launches": 1,
+        "block": chosen.block,
+        "chunk": chosen.chunk,
+        "split": attention_splits(max_length, chosen),
+        "warps": chosen.warps,
+        "stages": chosen.stages,
+        "sum": f"blocks of {chosen.block} tokens in order in chunks of {chosen.chunk}, chunks in order",
         "batch_invariant": True,
     }
 

@@ -12,7 +12,7 @@ from torch import Tensor, bfloat16, float8_e4m3fn
 
 from slackwater_kernels.core import GROUP, ROW_PAD, LayoutError, padded
 from slackwater_kernels.dispatch import require_supported, sources
-from slackwater_kernels.layout import Fp8Activations, Fp8Weight, require
+from slackwater_kernels.layout import Fp8Activations, Fp8Weight, require_residual
 from slackwater_kernels.plan import Launch, SumTree, Take, gated_launch, launch, splits, sum_tree
 from slackwater_kernels.quantize import empty, launch_options
 
@@ -29,6 +29,7 @@ class Workspace:
         self._partials = torch.empty(0, dtype=torch.float32, device=device)
         self.device = self._partials.device  # with its index, where `device` has none
         self._counters = torch.zeros(0, dtype=torch.int32, device=self.device)
+        self._words = torch.zeros(0, dtype=torch.int64, device=self.device)
 
     def take(self, partials: int, counters: int) -> tuple[Tensor, Tensor]:
         """(partials fp32, counters int32, all 0) of at least these sizes."""
@@ -44,6 +45,19 @@ class Workspace:
             size = max(counters, self._counters.numel())
             self._counters = torch.zeros(size, dtype=torch.int32, device=self.device)
         return self._partials, self._counters
+
+    def words(self, count: int) -> Tensor:
+        """int64 [count], 0 at first: what passes between the CTAs of a launch, each word with the launch's number.
+
+        Always the same words, so that no launch takes an earlier one's for its own.
+        """
+        if self._words.numel() != count:
+            if self._words.numel():
+                raise LayoutError(f"the workspace holds {self._words.numel()} words and {count} are asked for")
+            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise LayoutError("the workspace was not used yet; run the block once before capturing a graph")
+            self._words = torch.zeros(count, dtype=torch.int64, device=self.device)
+        return self._words
 
 
 def bsgemm(x: Fp8Activations, weight: Fp8Weight, workspace: Workspace, residual: Tensor | None = None) -> Tensor:
@@ -84,10 +98,7 @@ def run_bsgemm(
 ) -> Tensor:
     """`bsgemm` with these kernels and this launch; tests give interpreted kernels and launches of every form."""
     _check(x, weight, workspace)
-    if residual is not None:
-        require("residual", residual, bfloat16, (x.m, weight.n), "it is added to the product element by element")
-        if residual.device != x.codes.device:
-            raise LayoutError(f"x is on {x.codes.device} but residual on {residual.device}; keep all on one device")
+    require_residual(residual, (x.m, weight.n), x.codes.device)
     out = torch.empty(x.m, weight.n, dtype=bfloat16, device=x.codes.device)
     if x.m:
         tree = sum_tree(weight.n, weight.k)

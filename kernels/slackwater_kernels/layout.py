@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor, float32, uint8
 
-from slackwater_kernels.core import GROUP, MX_BLOCK, ROW_PAD, LayoutError, MxRule, padded
+from slackwater_kernels.core import E8M0_BIAS, GROUP, MX_BLOCK, ROW_PAD, LayoutError, MxRule, padded
 
 VERSION = 1
 TILE = GROUP * GROUP
@@ -37,6 +37,25 @@ def require_k(name: str, k: int, multiple: int = GROUP) -> None:
     """Raise LayoutError unless a row's length fits the groups."""
     if k <= 0 or k % multiple:
         raise LayoutError(f"{name} has K = {k}, which is no multiple of {multiple}; pad K with zeros where it is made")
+
+
+def require_rows(name: str, x: Tensor) -> tuple[int, int]:
+    """(M, K) of rows to quantise.  Raises LayoutError unless they are bf16 [M, K], K a multiple of the groups."""
+    if x.dim() != 2:
+        raise LayoutError(f"{name} must be bf16 [M, K], got {x.dtype} {list(x.shape)}; flatten what leads")
+    m, k = x.shape
+    require(name, x, torch.bfloat16, (m, k), "cast it to bf16 where it is produced and make it contiguous there")
+    require_k(name, k)
+    return m, k
+
+
+def require_residual(residual: Tensor | None, shape: tuple[int, int], device: torch.device) -> None:
+    """Raise LayoutError unless it can be added to a product of this shape, if there is one."""
+    if residual is None:
+        return
+    require("residual", residual, torch.bfloat16, shape, "it is added to the product element by element")
+    if residual.device != device:
+        raise LayoutError(f"x is on {device} but residual on {residual.device}; keep all on one device")
 
 
 class _Handle:
@@ -223,6 +242,7 @@ class MxWords(_Handle):
         require("codes", self.codes, uint8, (self.rows, self.k), hint)
         require("scales", self.scales, torch.int32, (self.k // GROUP * padded(self.rows, ROW_PAD),), hint)
         _require_one_device(self)
+        _require_aligned(self)
 
     @classmethod
     def prepare(cls, canonical: CanonicalMx, device: torch.device | str) -> "MxWords":
@@ -242,6 +262,57 @@ class MxWords(_Handle):
         octets = self.scales.view(blocks, padded(self.rows, ROW_PAD), 1).view(uint8)  # [K / 128, pad(rows), 4]
         scales = octets[:, : self.rows].transpose(0, 1).reshape(self.rows, blocks * 4)
         return CanonicalMx(self.codes, scales.contiguous(), self.rule)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MxWeight(_Handle):
+    """An MXFP8 weight in the order in which a multiprocessor reads it.
+
+    codes: uint8 [ceil(N / 128), K / 128, 128, 128], whole tiles, the last ones filled with zeros.
+    scales: int32 [ceil(N / 128) * K / 128 * 128]: tile by tile a word for each of its rows, which holds the four E8M0
+    bytes of 128 values, lowest byte first; rows that fill a tile hold byte 127 (one).   Made by `prepare` alone.
+    """
+
+    n: int
+    k: int
+    codes: Tensor
+    scales: Tensor
+    rule: MxRule
+
+    def __post_init__(self) -> None:
+        tiles, blocks = -(-self.n // GROUP), self.k // GROUP
+        hint = "make the handle with `MxWeight.prepare(canonical)`"
+        require_k("a weight", self.k)
+        require("codes", self.codes, uint8, (tiles, blocks, GROUP, GROUP), hint)
+        require("scales", self.scales, torch.int32, (tiles * blocks * GROUP,), hint)
+        _require_one_device(self)
+        _require_aligned(self)
+
+    @classmethod
+    def prepare(cls, canonical: CanonicalMx, device: torch.device | str) -> "MxWeight":
+        """Lay a canonical weight out on a device; complete when this returns, also for kernels that start early."""
+        if not isinstance(canonical, CanonicalMx):
+            raise LayoutError(f"prepare takes a CanonicalMx, got {type(canonical).__name__}; quantise it first")
+        n, k = canonical.codes.shape
+        require_k("a weight", k)
+        tiles, blocks = -(-n // GROUP), k // GROUP
+        rows = torch.zeros(tiles * GROUP, k, dtype=uint8, device=device)
+        rows[:n] = canonical.codes.to(device)
+        octets = torch.full((tiles * GROUP, blocks * 4), E8M0_BIAS, dtype=uint8, device=device)
+        octets[:n] = canonical.scales.to(device)
+        codes = rows.view(tiles, GROUP, blocks, GROUP).transpose(1, 2).contiguous()
+        words = octets.view(tiles, GROUP, blocks, 4).transpose(1, 2).contiguous().view(torch.int32).reshape(-1)
+        weight = cls(n, k, codes, words, canonical.rule)
+        if codes.is_cuda:
+            torch.cuda.current_stream(codes.device).synchronize()
+        return weight
+
+    def canonical(self) -> CanonicalMx:
+        """The same weight as it stands on disk."""
+        tiles, blocks = self.codes.shape[:2]
+        rows = self.codes.transpose(1, 2).reshape(tiles * GROUP, self.k)
+        octets = self.scales.view(tiles, blocks, GROUP, 1).view(uint8).transpose(1, 2).reshape(tiles * GROUP, -1)
+        return CanonicalMx(rows[: self.n].contiguous(), octets[: self.n].contiguous(), self.rule)
 
 
 def _two_dimensions(name: str, tensor: Tensor) -> tuple[int, int]:

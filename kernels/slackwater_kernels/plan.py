@@ -1,6 +1,7 @@
 """How a matrix product is divided: the order of its sum by (N, K) alone, the launch by M as well.
 
-Owns the sum tree and the measured launch table.  Owns no tensor and launches nothing.  Called by `gemm` and `dispatch`.
+Owns the sum tree, the measured launch table and how attention's tokens are divided.  Owns no tensor and launches
+nothing.  Called by `gemm`, `attention` and `dispatch`.
 
 An element of the product is a sum over K / 128 blocks.  Blocks are added in order inside a leaf, leaves in order
 inside a group, groups in order.  Whether one CTA takes a leaf, a group or all of K, it adds in this order; so the bits
@@ -15,6 +16,7 @@ from slackwater_kernels.core import GROUP
 _RESIDENT = 264  # CTAs of 100 KB that an H200's 132 multiprocessors hold at once
 _ALONE = 132  # from so many weight tiles on, the card is busy without a split
 _MANY_LEAVES = 8  # from more leaves on, three make a group: above 32 rows each part costs traffic
+BLOCK_ROWS = 16  # up to so many rows the feed-forward block is one launch: their FP8 lies beside the weights' ring
 _SPLIT_M = 256  # above it the partial sums would cost more traffic than the split saves time
 
 
@@ -113,3 +115,51 @@ def _loop(
     take: Take, rows: int, tokens: int, *, stages: int, tma: bool = True, ahead: int = 0, early: bool = True
 ) -> Launch:
     return Launch(take, rows, tokens, 4, stages, tma, ahead, early)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLaunch:
+    """How a row's tokens are divided: blocks in order in a chunk, chunks in order; so `block` and `chunk` make bits.
+
+    A chunk is a CTA's.  It is so many tokens whatever the batch and its lengths, so a row's bits are its own alone.
+    """
+
+    block: int  # tokens of one step of the pipeline
+    warps: int
+    stages: int
+    chunk: int
+    registers: int | None = None  # no thread may have more; 168 let three CTAs of 4 warps onto a multiprocessor
+
+
+# The first is taken, by reasoning; the bench measures the others beside it.  In FP8 a chunk of 256 tokens is two blocks
+# of 33 KB, both under way from the start, of three CTAs a multiprocessor: up to 198 KB.  With blocks of 128 tokens a
+# token costs three quarters of the instructions that it costs in blocks of 64, and at 80 % of the read bandwidth those
+# would fill most of what can be issued.  At batch 64 and length 1,024 a wave of the card is filled five times over.
+FP8_ATTENTION = (
+    AttentionLaunch(128, 4, 3, 256, registers=168),
+    AttentionLaunch(128, 4, 3, 256),
+    AttentionLaunch(128, 4, 3, 512, registers=168),
+    AttentionLaunch(128, 8, 3, 512),
+    AttentionLaunch(64, 2, 4, 256),
+    AttentionLaunch(64, 4, 4, 256),
+    AttentionLaunch(64, 4, 3, 256),
+    AttentionLaunch(64, 8, 4, 256),
+    AttentionLaunch(32, 2, 6, 256),
+)
+BF16_ATTENTION = (
+    AttentionLaunch(64, 4, 3, 256, registers=168),
+    AttentionLaunch(64, 4, 3, 512),
+    AttentionLaunch(128, 8, 2, 512),
+    AttentionLaunch(32, 4, 5, 256),
+    AttentionLaunch(32, 2, 4, 256),
+)
+
+
+def attention_launch(*, fp8: bool) -> AttentionLaunch:
+    """The launch of attention over keys and values of this form."""
+    return (FP8_ATTENTION if fp8 else BF16_ATTENTION)[0]
+
+
+def attention_splits(max_length: int, launch: AttentionLaunch) -> int:
+    """How many CTAs share a row and head of keys, where rows have up to `max_length` tokens."""
+    return -(-max_length // launch.chunk)

@@ -11,7 +11,7 @@ from torch import Tensor, bfloat16
 
 from slackwater_kernels.core import GROUP, ROW_PAD, LayoutError, padded
 from slackwater_kernels.dispatch import require_supported, sources
-from slackwater_kernels.layout import Fp8Activations, require, require_k
+from slackwater_kernels.layout import Fp8Activations, require, require_k, require_rows
 
 _GROUPS_PER_CTA = 4
 
@@ -39,20 +39,20 @@ def swiglu_quantize(gate_up: Tensor) -> Fp8Activations:
 
 def run_quantize(kernels: Any, x: Tensor, *, pdl: bool = True) -> Fp8Activations:
     """`quantize_activations` with these kernels; tests give them interpreted, without dependent launch."""
-    m, k = _rows("x", x)
+    m, k = require_rows("x", x)
     return _by_groups(kernels.quantize_kernel, x, m, k, pdl)
 
 
 def run_swiglu_quantize(kernels: Any, gate_up: Tensor, *, pdl: bool = True) -> Fp8Activations:
     """`swiglu_quantize` with these kernels."""
-    m, both = _rows("gate_up", gate_up)
+    m, both = require_rows("gate_up", gate_up)
     require_k("gate_up", both, 2 * GROUP)
     return _by_groups(kernels.swiglu_quantize_kernel, gate_up, m, both // 2, pdl)
 
 
 def run_rmsnorm_quantize(kernels: Any, x: Tensor, gain: Tensor, eps: float, *, pdl: bool = True) -> Fp8Activations:
     """`rmsnorm_quantize` with these kernels."""
-    m, k = _rows("x", x)
+    m, k = require_rows("x", x)
     require("gain", gain, bfloat16, (k,), "one gain per column of x")
     if gain.device != x.device:
         raise LayoutError(f"x is on {x.device} but gain on {gain.device}; keep both on one device")
@@ -106,12 +106,3 @@ def _by_groups(kernel: Any, source: Tensor, m: int, k: int, pdl: bool) -> Fp8Act
             **launch_options(pdl),
         )
     return out
-
-
-def _rows(name: str, x: Tensor) -> tuple[int, int]:
-    if x.dim() != 2:
-        raise LayoutError(f"{name} must be bf16 [M, K], got {x.dtype} {list(x.shape)}; flatten what leads")
-    m, k = x.shape
-    require(name, x, bfloat16, (m, k), "cast it to bf16 where it is produced and make it contiguous there")
-    require_k(name, k)
-    return m, k

@@ -1,12 +1,15 @@
 """Plain-torch references: slow, obviously right, and what every kernel is tested against.
 
-Owns no storage and mutates nothing.  Called by tests, by the canary, and by whoever quantises where there is no GPU.
+Owns no storage and mutates nothing but a pool that it is told to append to.  Called by tests, by the canary, and by
+whoever quantises where there is no GPU.
 """
 
 import torch
 from torch import Tensor
 
+from slackwater_kernels.attention_layout import HEAD, Fp8KvPool, KvPool, PagedRows, check_append, check_decode
 from slackwater_kernels.core import GROUP, MX_BLOCK, LayoutError, MxRule, padded
+from slackwater_kernels.draws import Draws, Repeats, check
 from slackwater_kernels.layout import CanonicalMx, CanonicalWeight, Fp8Activations, require_k
 from slackwater_kernels.numerics import (
     activation_scale,
@@ -19,6 +22,8 @@ from slackwater_kernels.numerics import (
     weight_scale,
 )
 
+_MASK = 0xFFFFFFFF
+
 
 def prev_tokens_shift(prev: Tensor, next_tokens: Tensor) -> Tensor:
     """The window after one shift, as a new tensor.
@@ -26,6 +31,52 @@ def prev_tokens_shift(prev: Tensor, next_tokens: Tensor) -> Tensor:
     prev: int32 [bs, W, cw].   next_tokens: int32 [bs, cw].   Returns int32 [bs, W, cw].
     """
     return torch.cat((prev[:, 1:], next_tokens[:, None]), dim=1)
+
+
+def noise(seeds: Tensor, steps: Tensor, stage: int, max_top_k: int) -> Tensor:
+    """Uniforms in (0, 1), fp32 [b, max_top_k], counted from a row's seed and step and from the stage alone."""
+    row = _mixed(_mixed(seeds & _MASK) ^ (seeds >> 32))
+    row = _mixed(row + steps * 0x9E3779B1)
+    counter = (torch.arange(1, max_top_k + 1, device=seeds.device) + stage * max_top_k) * 0x85EBCA77
+    bits = _mixed(_mixed(row[:, None] + counter))
+    return ((bits >> 9).float() + 0.5) * 2.0**-23
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A 32-bit finaliser in int64, where both products stay below 2**63."""
+    x = x & _MASK
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK
+    x = ((x ^ (x >> 15)) * 0x735A2D97) & _MASK
+    return x ^ (x >> 15)
+
+
+def draw(logits: Tensor, draws: Draws, stage: int, repeats: Repeats | None = None) -> Tensor:
+    """An index a row, int64 [b], of logits fp32 [b, V].
+
+    The best `max_top_k` are looked at, ties going to the lower index.  The token with which the mass crosses top_p
+    goes, and so do those from rank top_k on; the best always stays.  Then the temperature, and an exponential race.
+    A row that would repeat a semantic token of its window takes the draw of the next stage, with the settings for that.
+    """
+    check(logits, draws, repeats)
+    best, index = torch.sort(logits, dim=-1, descending=True, stable=True)
+    best, index = best[:, : draws.max_top_k], index[:, : draws.max_top_k]
+    mass = logits.softmax(-1).gather(-1, index).cumsum(-1)
+
+    def drawn(temperature: Tensor, top_p: Tensor, stage: int) -> Tensor:
+        rank = torch.arange(best.shape[1], device=best.device)
+        is_out = ((mass > top_p[:, None]) | (rank >= draws.top_k[:, None])) & (rank > 0)
+        scaled = (best / temperature[:, None].clamp_min(1e-5)).masked_fill(is_out, -torch.inf)
+        uniforms = noise(draws.seeds, draws.steps, stage, draws.max_top_k)[:, : best.shape[1]]
+        won = (scaled.softmax(-1) / -uniforms.log()).argmax(-1, keepdim=True)
+        return index.gather(1, won).squeeze(1)
+
+    first = drawn(draws.temperature, draws.top_p, stage)
+    if repeats is None:
+        return first
+    temperature = torch.full_like(draws.temperature, repeats.temperature)
+    second = drawn(temperature, torch.full_like(draws.top_p, repeats.top_p), stage + 1)
+    again = (repeats.window[:, :, 0] == repeats.ids[first][:, None]).any(-1)
+    return torch.where(again & (first < repeats.num_semantic) & ~repeats.is_first, second, first)
 
 
 def quantize_activations(x: Tensor) -> Fp8Activations:
@@ -110,6 +161,62 @@ def mlp(x: Tensor, gate_up: CanonicalWeight, down: CanonicalWeight) -> Tensor:
     """The block as its four steps, each rounded where the kernels round: bf16 [M, K] to fp64 [M, N]."""
     h = swiglu(bsgemm(quantize_activations(x), gate_up).to(torch.bfloat16))
     return bsgemm(quantize_activations(h), down)
+
+
+def quantize_kv(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Any float [..., 128] to (codes uint8 [..., 128], scales fp32 [...]), by the rule of `quantize_activations`."""
+    heads = finite(x)
+    multiplier, scale = activation_scale(heads.abs().amax(-1))
+    return to_e4m3(heads * multiplier[..., None]), scale
+
+
+def append_kv(keys: Tensor, values: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows) -> None:
+    """Put each row's last token, keys and values [B, kv heads, 128], into its page, in place."""
+    check_append(keys, values, pool, rows)
+    for b, length in enumerate(rows.lengths.tolist()):
+        if not 0 < length <= rows.width * pool.page_size:
+            continue
+        page = int(rows.table[b, (length - 1) // pool.page_size])
+        if not 0 <= page < pool.num_pages:
+            continue
+        place = page, slice(None), (length - 1) % pool.page_size
+        if isinstance(pool, Fp8KvPool):
+            pool.keys[place], pool.key_scales[place] = quantize_kv(keys[b])
+            pool.values[place], pool.value_scales[place] = quantize_kv(values[b])
+        else:
+            pool.keys[place], pool.values[place] = keys[b], values[b]
+
+
+def decode_attention(q: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows, scale: float | None = None) -> Tensor:
+    """softmax(q k * scale) v from the stored values, fp64 [B, heads, 128]; q: bf16 [B, heads, 128].
+
+    An idle row is zeros; one that is longer than max_length or names a page that the pool has not is NaN.
+    """
+    sharers = check_decode(q, pool, rows)
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    for b, length in enumerate(rows.lengths.tolist()):
+        if length == 0:
+            continue
+        pages = rows.table[b, : -(-length // pool.page_size)].long()
+        if not 0 < length <= rows.max_length or pages.min() < 0 or pages.max() >= pool.num_pages:
+            out[b] = torch.nan
+            continue
+        keys, values = (part[:, :length] for part in _tokens(pool, pages))
+        queries = q[b].double().view(pool.num_kv_heads, sharers, HEAD)
+        logits = queries @ keys.transpose(1, 2) * (HEAD**-0.5 if scale is None else scale)
+        out[b] = (logits.softmax(-1) @ values).view(-1, HEAD)
+    return out
+
+
+def _tokens(pool: KvPool | Fp8KvPool, pages: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of these pages one after the other, fp64 [kv heads, tokens, 128]."""
+    if isinstance(pool, Fp8KvPool):
+        keys = from_e4m3(pool.keys[pages]).double() * pool.key_scales[pages].double()[..., None]
+        values = from_e4m3(pool.values[pages]).double() * pool.value_scales[pages].double()[..., None]
+    else:
+        keys, values = pool.keys[pages].double(), pool.values[pages].double()
+    shape = pool.num_kv_heads, -1, HEAD
+    return keys.transpose(0, 1).reshape(shape), values.transpose(0, 1).reshape(shape)
 
 
 def _amax(groups: Tensor, dim: int | tuple[int, ...]) -> Tensor:

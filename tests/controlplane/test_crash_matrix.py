@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from glob import glob
 from pathlib import Path
 
@@ -234,13 +235,24 @@ def test_a_take_back_ends_well_on_a_slow_store(rig: Rig, stopped_s: float, runs_
 @contextmanager
 def slow_store(rig: Rig, stopped_s: float, runs_s: float) -> Iterator[None]:
     """etcd stands still again and again."""
+    stop, go_on = partial(rig.plane.pause, ETCD), partial(rig.plane.resume, ETCD)
+    with again_and_again(stop, stopped_s, go_on, runs_s):
+        yield
+
+
+@contextmanager
+def again_and_again(
+    break_it: Callable[[], object], for_s: float, mend: Callable[[], object], rest_s: float
+) -> Iterator[None]:
+    """Something is broken, and mended, and broken: all through the block, and mended at its end."""
     over = threading.Event()
 
     def run() -> None:
-        while not over.wait(runs_s):
-            rig.plane.pause(ETCD)
-            over.wait(stopped_s)
-            rig.plane.resume(ETCD)
+        while not over.is_set():
+            break_it()
+            over.wait(for_s)
+            mend()
+            over.wait(rest_s)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -305,23 +317,12 @@ def full_server(rig: Rig, full_s: float, free_s: float) -> Iterator[None]:
             "rules": [{"subjects": [{"kind": "ServiceAccount", "serviceAccount": account}], "resourceRules": [writes]}],
         },
     }
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.is_set():
-            rig.admin.create(schema)
-            over.wait(full_s)
-            rig.admin.delete("flowschemas.flowcontrol.apiserver.k8s.io", "full")
-            over.wait(free_s)
-
+    free = partial(rig.admin.delete, "flowschemas.flowcontrol.apiserver.k8s.io", "full")
     rig.admin.create(level)
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
     try:
-        yield
+        with again_and_again(partial(rig.admin.create, schema), full_s, free, free_s):
+            yield
     finally:
-        over.set()
-        thread.join(10)
         rig.admin.delete("prioritylevelconfigurations.flowcontrol.apiserver.k8s.io", "full")
 
 

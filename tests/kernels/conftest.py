@@ -1,9 +1,13 @@
 """The Triton kernels under Triton's interpreter, with its casts set right."""
 
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,11 +18,27 @@ import torch
 from slackwater_kernels.numerics import from_e4m3, to_e4m3
 
 SOURCES = "slackwater_kernels.triton_source"
+ALL_SOURCES = (SOURCES, "slackwater_kernels.mxfp8_source", "slackwater_kernels.sampling_source")
 
 
 def is_ours_to_reload(name: str) -> bool:
     """Triton's Python modules and our sources; its compiled library can be loaded only once."""
-    return name == SOURCES or (name.partition(".")[0] == "triton" and not name.startswith("triton._C"))
+    return name in ALL_SOURCES or (name.partition(".")[0] == "triton" and not name.startswith("triton._C"))
+
+
+@pytest.fixture(scope="package")
+def compiled() -> Callable[[str], Any]:
+    """Runs one of the scripts here that compile, in a process of its own; returns what it has found."""
+
+    def run(script: str) -> Any:
+        # The tests with interpreted kernels may be under way in this process.
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        command = [sys.executable, Path(__file__).with_name(script)]
+        found = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert found.returncode == 0, found.stderr
+        return json.loads(found.stdout)
+
+    return run
 
 
 @pytest.fixture(scope="package")
@@ -39,7 +59,10 @@ def interpreted() -> Iterator[ModuleType]:
     as_is = interpreter._convert_float
 
     def convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
-        # The interpreter's own casts drop mantissa carries, do not saturate and cut bf16 off (triton#8322).
+        # The interpreter's own casts drop mantissa carries, do not saturate, cut bf16 off and lose the lowest bits of
+        # its subnormals (triton#8322).
+        if source == tl.bfloat16 and target == tl.float32:
+            return (np.array(data).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         if target == tl.bfloat16 and source == tl.float32:
             return torch.from_numpy(np.array(data)).bfloat16().view(torch.int16).numpy().view(np.uint16)
         if target == tl.float8e4nv and source == tl.float32:

@@ -1,10 +1,8 @@
 """What the kernels become for sm_90a, checked without a GPU: a slower path would not be seen in any result."""
 
-import json
-import subprocess
-import sys
+from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +10,8 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is n
 
 
 @pytest.fixture(scope="module")
-def instructions() -> dict[str, dict[str, int]]:
-    script = Path(__file__).with_name("compiled.py")
-    found = subprocess.run([sys.executable, script], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    return json.loads(found.stdout)
+def instructions(compiled: Callable[[str], Any]) -> dict[str, dict[str, int]]:
+    return compiled("compiled.py")
 
 
 def test_products_use_the_native_fp8_tensor_core_and_no_slower_one(instructions):

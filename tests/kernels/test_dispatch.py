@@ -33,6 +33,8 @@ def test_another_gpu_is_refused_by_its_architecture(monkeypatch, capability):
     monkeypatch.setattr(dispatch, "arch", lambda device: f"sm_{capability[0]}{capability[1]}")
 
     for operation in OPERATIONS:
+        if f"sm_{capability[0]}{capability[1]}" in operation.archs:
+            continue
         assert not supported(operation.name, "cpu")
         with pytest.raises(UnsupportedError, match=f"no kernel for sm_{capability[0]}{capability[1]}"):
             require_supported(operation.name, ROWS)
@@ -44,13 +46,6 @@ def test_a_hopper_without_triton_is_told_so(monkeypatch):
 
     with pytest.raises(UnsupportedError, match="bsgemm on sm_90 needs the package triton"):
         require_supported("bsgemm", ROWS)
-
-
-def test_what_has_no_kernel_anywhere_says_so(monkeypatch):
-    monkeypatch.setattr(dispatch, "arch", lambda device: "sm_120")
-
-    with pytest.raises(UnsupportedError, match="mxfp8_gemm has no kernel for sm_120: no kernel exists yet"):
-        require_supported("mxfp8_gemm", ROWS)
 
 
 def test_the_matrix_names_each_operation_and_its_alternative():

@@ -1,0 +1,191 @@
+"""Where keys and values lie in pages, and which pages a row reads: the handles that attention takes.
+
+Owns the two forms of the pool, the rows' block tables and every check of what goes with them.  Owns no arithmetic and
+hands out no page, which is the engine's cache.  Checks read metadata alone: they are safe while a CUDA graph is
+captured.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, bfloat16, float32, int32, uint8
+
+from slackwater_kernels.core import GROUP, LayoutError
+from slackwater_kernels.layout import _Handle, _require_aligned, require
+
+HEAD = GROUP  # values of a head: one scale's worth, so a head of the output is a group of wo's input
+PAGE_SIZES = (16, 32, 64, 128)
+_MAX_SLOTS = 2**31 - 1  # tokens times heads: the kernels count them in int32
+MAX_SHARERS = 16  # query heads that share a head of keys: the rows of the tensor core's least tile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvPool(_Handle):
+    """Keys and values in bf16: [pages, kv heads, page size, 128] each, a head's tokens of a page side by side."""
+
+    num_pages: int
+    num_kv_heads: int
+    page_size: int
+    keys: Tensor
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        hint = "make the pool with `KvPool.zeros(...)`; heads come before the tokens of a page"
+        for name in ("keys", "values"):
+            require(name, getattr(self, name), bfloat16, self._shape, hint)
+        _check_storage(self)
+
+    @property
+    def _shape(self) -> tuple[int, int, int, int]:
+        return self.num_pages, self.num_kv_heads, self.page_size, HEAD
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys.device
+
+    @classmethod
+    def zeros(cls, num_pages: int, num_kv_heads: int, page_size: int, device: torch.device | str) -> "KvPool":
+        """A pool of zeros."""
+        shape = num_pages, num_kv_heads, page_size, HEAD
+        keys, values = (torch.zeros(shape, dtype=bfloat16, device=device) for _ in range(2))
+        return cls(num_pages, num_kv_heads, page_size, keys, values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8KvPool(_Handle):
+    """Keys and values in FP8 with one fp32 scale a token and head.
+
+    keys, values: uint8 [pages, kv heads, page size, 128], E4M3 by bits.   key_scales, value_scales: fp32 [pages,
+    kv heads, page size]; a value is code times scale.  A token with a NaN has the scale NaN.
+    """
+
+    num_pages: int
+    num_kv_heads: int
+    page_size: int
+    keys: Tensor
+    key_scales: Tensor
+    values: Tensor
+    value_scales: Tensor
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        hint = "make the pool with `Fp8KvPool.zeros(...)`; heads come before the tokens of a page"
+        shape = self.num_pages, self.num_kv_heads, self.page_size
+        for name in ("keys", "values"):
+            require(name, getattr(self, name), uint8, (*shape, HEAD), hint)
+        for name in ("key_scales", "value_scales"):
+            require(name, getattr(self, name), float32, shape, hint)
+        _check_storage(self)
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys.device
+
+    @classmethod
+    def zeros(cls, num_pages: int, num_kv_heads: int, page_size: int, device: torch.device | str) -> "Fp8KvPool":
+        """A pool of zeros."""
+        shape = num_pages, num_kv_heads, page_size
+        keys, values = (torch.zeros(*shape, HEAD, dtype=uint8, device=device) for _ in range(2))
+        key_scales, value_scales = (torch.zeros(shape, dtype=float32, device=device) for _ in range(2))
+        return cls(num_pages, num_kv_heads, page_size, keys, key_scales, values, value_scales)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedRows:
+    """Which pages the rows of a batch read, and how many of their tokens count.
+
+    table: int32 [B, width], a row's pages in order; entries behind its last token's page are not read.   lengths: int32
+    [B], on the device and read there alone, with the token of this step; 0 is an idle row.   max_length: what no length
+    exceeds; the launch follows from it, so a CUDA graph holds for every length up to it.
+    """
+
+    table: Tensor
+    lengths: Tensor
+    max_length: int
+
+    def __post_init__(self) -> None:
+        if self.table.dim() != 2 or 0 in self.table.shape:
+            raise LayoutError(
+                f"table must be int32 [B, width], got {self.table.dtype} {list(self.table.shape)}; one row of pages a "
+                "sequence"
+            )
+        rows, width = self.table.shape
+        require("table", self.table, int32, (rows, width), "page numbers are int32; cast the table where it is kept")
+        require("lengths", self.lengths, int32, (rows,), "one length for each row of the table")
+        if self.table.device != self.lengths.device:
+            raise LayoutError(
+                f"table is on {self.table.device} but lengths on {self.lengths.device}; keep them together"
+            )
+        if self.max_length < 1:
+            raise LayoutError(f"max_length must be 1 or more, got {self.max_length}")
+
+    @property
+    def num_rows(self) -> int:
+        return self.table.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.table.shape[1]
+
+
+def check_decode(q: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows) -> int:
+    """Raise LayoutError unless these fit each other; how many query heads share a head of keys."""
+    _check_paged(pool, rows)
+    num_heads = q.shape[1] if q.dim() == 3 else 0
+    sharers = num_heads // pool.num_kv_heads
+    if num_heads == 0 or num_heads % pool.num_kv_heads or sharers > MAX_SHARERS:
+        raise LayoutError(
+            f"q must be bfloat16 [{rows.num_rows}, heads, {HEAD}] with 1 to {MAX_SHARERS} times {pool.num_kv_heads} "
+            f"heads, got {q.dtype} {list(q.shape)}; one query a row, keys are not expanded"
+        )
+    _check_operand("q", q, rows, num_heads)
+    return sharers
+
+
+def check_append(keys: Tensor, values: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows) -> None:
+    """Raise LayoutError unless these fit each other."""
+    _check_paged(pool, rows)
+    for name, tensor in (("keys", keys), ("values", values)):
+        _check_operand(name, tensor, rows, pool.num_kv_heads)
+
+
+def _check_operand(name: str, tensor: Tensor, rows: PagedRows, num_heads: int) -> None:
+    hint = "one token a row; make it contiguous in bf16 where it is produced"
+    require(name, tensor, bfloat16, (rows.num_rows, num_heads, HEAD), hint)
+    if tensor.device != rows.table.device:
+        raise LayoutError(f"{name} is on {tensor.device} but the table on {rows.table.device}; keep all on one device")
+    if not tensor.is_meta and tensor.data_ptr() % 16:
+        raise LayoutError(f"{name} must start at a multiple of 16 bytes; was it sliced? clone it")
+
+
+def _check_paged(pool: KvPool | Fp8KvPool, rows: PagedRows) -> None:
+    if not isinstance(pool, KvPool | Fp8KvPool):
+        raise LayoutError(f"pool must be a KvPool or an Fp8KvPool, got {type(pool).__name__}; make it with `zeros`")
+    if not isinstance(rows, PagedRows):
+        raise LayoutError(f"rows must be PagedRows, got {type(rows).__name__}; put table and lengths into one")
+    if rows.max_length > rows.width * pool.page_size:
+        raise LayoutError(
+            f"max_length is {rows.max_length}, but {rows.width} pages of {pool.page_size} tokens a row hold "
+            f"{rows.width * pool.page_size}; widen the table"
+        )
+    if pool.device != rows.table.device:
+        raise LayoutError(f"the pool is on {pool.device} but the table on {rows.table.device}; keep all on one device")
+
+
+def _check_sizes(pool: Any) -> None:
+    if pool.page_size not in PAGE_SIZES:
+        raise LayoutError(f"page_size must be one of {PAGE_SIZES}, got {pool.page_size}")
+    if pool.num_pages < 1 or pool.num_kv_heads < 1:
+        raise LayoutError(f"a pool has pages and heads, got {pool.num_pages} and {pool.num_kv_heads}")
+    if pool.num_pages * pool.num_kv_heads * pool.page_size > _MAX_SLOTS:
+        raise LayoutError(f"a pool has at most {_MAX_SLOTS} slots, got {pool.num_pages} pages; make one for each layer")
+
+
+def _check_storage(pool: Any) -> None:
+    for field in fields(pool):
+        tensor = getattr(pool, field.name)
+        if isinstance(tensor, Tensor) and tensor.device != pool.keys.device:
+            raise LayoutError(f"keys are on {pool.keys.device} but {field.name} on {tensor.device}; make the pool anew")
+    _require_aligned(pool)

@@ -1,0 +1,64 @@
+"""Pools and block tables as they are in the middle of serving: pages in no order, and what no row reads made harmful.
+
+Owns the data that tests and the bench give to attention.  Owns no check.  Imported by nothing of the package.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from slackwater_kernels.attention_layout import HEAD, Fp8KvPool, KvPool, PagedRows
+from slackwater_kernels.core import E4M3_NAN
+from slackwater_kernels.reference import quantize_kv
+
+NO_PAGE = (
+    -7,
+    1 << 30,
+)  # what the table holds behind a row's last page; reading there would be seen, or end the process
+
+
+def scattered(
+    lengths: Sequence[int],
+    *,
+    num_kv_heads: int,
+    page_size: int,
+    fp8: bool,
+    device: torch.device | str = "cpu",
+    max_length: int | None = None,
+    seed: int = 0,
+) -> tuple[KvPool | Fp8KvPool, PagedRows]:
+    """A pool with these rows' tokens in shuffled pages, and the rows.
+
+    Each token and head has a size of its own, so that no scale is like another.  A slot that no row has is NaN, and so
+    is its scale.  max_length: the longest row's if None.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    longest = max(*lengths, 1) if max_length is None else max_length
+    width = -(-max(*lengths, longest) // page_size) + 1
+    num_pages = sum(-(-length // page_size) for length in lengths) + 3
+    order = torch.randperm(num_pages, generator=generator, device=device).int()
+    table = torch.tensor(NO_PAGE, dtype=torch.int32, device=device).repeat(len(lengths), width)[:, :width].contiguous()
+    pool = (Fp8KvPool if fp8 else KvPool).zeros(num_pages, num_kv_heads, page_size, device)
+    for part in (pool.keys, pool.values):
+        part.fill_(E4M3_NAN if fp8 else torch.nan)
+    if isinstance(pool, Fp8KvPool):
+        pool.key_scales.fill_(torch.nan)
+        pool.value_scales.fill_(torch.nan)
+    taken = 0
+    for b, length in enumerate(lengths):
+        count = -(-length // page_size)
+        table[b, :count] = order[taken : taken + count]
+        taken += count
+        position = torch.arange(length, device=device)
+        place = table[b].long()[position // page_size], slice(None), position % page_size
+        for is_key in (True, False):
+            shape = length, num_kv_heads, HEAD
+            x = torch.randn(shape, generator=generator, device=device)
+            x *= torch.exp(0.5 * torch.randn((*shape[:2], 1), generator=generator, device=device))
+            part = pool.keys if is_key else pool.values
+            if isinstance(pool, Fp8KvPool):
+                scales = pool.key_scales if is_key else pool.value_scales
+                part[place], scales[place] = quantize_kv(x)
+            else:
+                part[place] = x.bfloat16()
+    return pool, PagedRows(table, torch.tensor(lengths, dtype=torch.int32, device=device), longest)
