@@ -20,7 +20,6 @@ from slackwater_kernels.triton_source import quantized
 
 _ROWS = tl.constexpr(16)  # the tensor core's least tile: the query heads of a head of keys, and zeros
 _PARTS = tl.constexpr(8)  # chunks that are merged at a time
-_NAN = tl.constexpr(float("nan"))
 _LOWEST = tl.constexpr(float("-inf"))
 
 
@@ -105,7 +104,7 @@ def attend(
     total = tl.zeros((_ROWS, 128), tl.float32)
     even = tl.zeros((_ROWS, 64), tl.float32)  # in FP8 the columns of a pair of codes are summed apart
     odd = tl.zeros((_ROWS, 64), tl.float32)
-    norm = tl.full((_ROWS,), 0.0, tl.float32) + tl.where(are_pages, 0.0, _NAN)
+    norm = tl.full((_ROWS,), 0.0, tl.float32) + tl.where(are_pages, 0.0, float("nan"))
     top = tl.full((_ROWS,), _LOWEST, tl.float32)
     for start in tl.range(first, last, BLOCK, num_stages=STAGES):
         is_live = start + n < last
@@ -275,7 +274,7 @@ def decode_kernel(
             FP8,
         )
         if live <= 1:
-            fill = tl.where(is_wrong, _NAN, 0.0)
+            fill = tl.where(is_wrong, float("nan"), 0.0)
             store_heads(
                 total, norm, fill, live == 0, out_ptr, out_scales_ptr, b, head, MP, HEADS, SHARERS, _ROWS, QUANTISE
             )

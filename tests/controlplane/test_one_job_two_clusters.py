@@ -146,6 +146,7 @@ def stage(
                 "kind": "PriorityClass",
                 "metadata": {"name": one.name},
                 "value": one.value,
+                "preemptionPolicy": "PreemptLowerPriority" if one.preempts else "Never",
             }
         )
     stage = Stage(node_cluster, lab, folder, folder.name.replace("_", "x"))

@@ -220,12 +220,15 @@ def test_a_take_back_is_finished_though_the_kubelet_of_its_victims_was_killed(
         time.sleep(10)
         node.restart_kubelet()
         wait_until(lambda: len(place.running(INFERENCE)) == 3, PATIENCE_S, operator.words)
-        wait_until(lambda: phases(place) == {"Serving"}, PATIENCE_S, lambda: f"{place.reclaims()}{operator.words()}")
+        # Of two victims for one GPU, the one in the place of the other may be the later to go: it is lent again.
+        ended = {"Serving", "Freed"}
+        wait_until(lambda: phases(place) <= ended, PATIENCE_S, lambda: f"{place.reclaims()}{operator.words()}")
         wait_until(lambda: len(place.running(CLEANING)) == ALL - 3, PATIENCE_S, operator.words)
         place.cluster.wait_ready(node.spec.name)
 
     assert doubles.found == set()
     assert len(set(place.holders().values())) == len(place.holders()) == ALL
+    assert "Serving" in phases(place)
     assert {one["outcome"] for one in victims(place)} <= {"Checkpointed", "Unverified"}
     is_sound(place, job)
 

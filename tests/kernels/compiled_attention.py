@@ -54,6 +54,7 @@ def main(*, every: bool) -> None:
             )
         found[name] = {what: len(re.findall(pattern, code)) for what, pattern in COUNTED.items()} | {
             "of_target": built.asm["ptx"].count(".target sm_90a"),
+            "threads": 32 * built.metadata.num_warps,
             "shared_bytes": built.metadata.shared,
             "registers": max(int(count) for count in re.findall(r"REG:(\d+)", usage)),
         }

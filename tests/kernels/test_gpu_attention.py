@@ -136,7 +136,7 @@ def test_a_step_replays_from_a_graph_while_lengths_grow_without_synchronising(fp
     there.lengths.copy_(torch.tensor(starts))
 
     for step in range(40):
-        keys.copy_(tokens(64, 100 + step))
+        keys.copy_(tokens(64, 100 + step) * 0.1)  # logits near 100, for which the bound is stated
         values.copy_(tokens(64, 200 + step))
         captured.fill_(torch.nan)
         codes.codes.fill_(0x7F)
