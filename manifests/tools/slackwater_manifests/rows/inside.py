@@ -23,8 +23,8 @@ OPERATOR = Row(
         ),
         lines(
             "One tick, and its writes",
-            "Level-based: each tick looks at everything.  The promise is 250 ms with 5,000 pods.  Written: from the plan "
-            "until the API server has answered all of it; no tick waits for that.",
+            "Level-based: each tick looks at everything.  The promise is 250 ms with 5,000 pods.  Written: from the "
+            "plan until the API server has answered all of it; no tick waits for that.",
             "s",
             *quantiles("fleet_reconcile_seconds", legend="tick"),
             *quantiles("fleet_write_seconds", legend="written"),
