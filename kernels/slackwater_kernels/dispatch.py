@@ -18,10 +18,10 @@ from slackwater_kernels.plan import (
     BLOCK_ROWS,
     attention_launch,
     attention_splits,
+    described,
     gated_launch,
     gates_at_once,
     launch,
-    splits,
     sum_tree,
 )
 
@@ -126,17 +126,7 @@ def describe(n: int, k: int, m: int, *, gated: bool = False) -> dict[str, object
 
     The order depends on (N, K) alone, so every form gives a row the same bits: there is no other, faster form.
     """
-    tree = sum_tree(n, k)
-    chosen = gated_launch(m) if gated else launch(n, k, m)
-    return {
-        "takes": chosen.take.value,
-        "tile": (chosen.rows, chosen.tokens),
-        "warps": chosen.warps,
-        "stages": chosen.stages,
-        "split": splits(tree, chosen.take),
-        "sum": f"{tree.blocks} blocks in leaves of {tree.leaf}, {tree.group} leaves a group",
-        "batch_invariant": True,
-    }
+    return described(sum_tree(n, k), gated_launch(m) if gated else launch(n, k, m))
 
 
 def describe_mlp(m: int, *, block: bool) -> dict[str, object]:

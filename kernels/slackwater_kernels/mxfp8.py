@@ -13,7 +13,7 @@ from slackwater_kernels.core import GROUP, ROW_PAD, LayoutError, MxRule, padded
 from slackwater_kernels.dispatch import BLACKWELL, DATA_CENTRE, arch, mx_sources, require_supported
 from slackwater_kernels.gemm import Workspace
 from slackwater_kernels.layout import MxWeight, MxWords, require, require_k, require_residual, require_rows
-from slackwater_kernels.plan import Launch, Take, splits, sum_tree
+from slackwater_kernels.plan import Launch, Take, described, splits, sum_tree
 from slackwater_kernels.quantize import launch_options
 
 _BLOCKS_PER_CTA = 4  # 128-blocks of one row
@@ -65,16 +65,7 @@ def mx_launch(m: int, on: str = BLACKWELL) -> Launch:
 
 def describe(n: int, k: int, m: int, on: str = BLACKWELL) -> dict[str, object]:
     """What a product of [M, K] with a weight [N, K] does on an architecture, as `dispatch.describe` has it."""
-    tree, chosen = sum_tree(n, k), mx_launch(m, on)
-    return {
-        "takes": chosen.take.value,
-        "tile": (chosen.rows, chosen.tokens),
-        "warps": chosen.warps,
-        "stages": chosen.stages,
-        "split": splits(tree, chosen.take),
-        "sum": f"{tree.blocks} blocks in leaves of {tree.leaf}, {tree.group} leaves a group",
-        "batch_invariant": True,
-    }
+    return described(sum_tree(n, k), mx_launch(m, on))
 
 
 def run_quantize_mx(kernels: Any, x: Tensor, rule: MxRule = MxRule.RCEIL, *, pdl: bool = True) -> MxWords:

@@ -117,6 +117,19 @@ def _loop(
     return Launch(take, rows, tokens, 4, stages, tma, ahead, early)
 
 
+def described(tree: SumTree, chosen: Launch) -> dict[str, object]:
+    """A product's form, tile, split and order of the sum, for people."""
+    return {
+        "takes": chosen.take.value,
+        "tile": (chosen.rows, chosen.tokens),
+        "warps": chosen.warps,
+        "stages": chosen.stages,
+        "split": splits(tree, chosen.take),
+        "sum": f"{tree.blocks} blocks in leaves of {tree.leaf}, {tree.group} leaves a group",
+        "batch_invariant": True,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionLaunch:
     """How a row's tokens are divided: blocks in order in a chunk, chunks in order; so `block` and `chunk` make bits.
