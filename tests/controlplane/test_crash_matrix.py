@@ -125,7 +125,8 @@ def state(rig: Rig, *operators: OperatorProcess) -> Callable[[], str]:
 def writes_by(rig: Rig, replica: str, since: int) -> list[str]:
     """What a replica changed, but for its Lease and what it says about what was.
 
-    Requests that it gave up on reach the server with their connection's end, which answers 504 and does nothing.
+    Requests that it gave up on reach the server with their connection's end.  It answers 504, which does not say
+    whether it has carried one out; the records tell.
     """
     return [
         f"{event.verb} {event.uri} -> {event.code}"

@@ -224,6 +224,7 @@ def test_a_take_back_is_finished_though_the_kubelet_of_its_victims_was_killed(
         ended = {"Serving", "Freed"}
         wait_until(lambda: phases(place) <= ended, PATIENCE_S, lambda: f"{place.reclaims()}{operator.words()}")
         wait_until(lambda: len(place.running(CLEANING)) == ALL - 3, PATIENCE_S, operator.words)
+        wait_until(lambda: "Leaving" not in {one["outcome"] for one in victims(place)}, PATIENCE_S, operator.words)
         place.cluster.wait_ready(node.spec.name)
 
     assert doubles.found == set()

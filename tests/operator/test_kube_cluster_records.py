@@ -1,5 +1,6 @@
 """`KubeCluster`: what is written of take-backs, and when."""
 
+import asyncio
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from slackwater_operator.cluster.kube.ports import WorkerProgress
 from slackwater_operator.core import Reason
 from slackwater_operator.kube.types import NODES
 from slackwater_operator.resources import Reclaim, names, parse
+from slackwater_operator.testing.kube_operator import RECLAIMS
 from slackwater_operator.testing.kube_world import World
 
 RECEIPT = json.dumps({"path": "/ledger/part/h0/1", "size_bytes": 9, "sha256": "ab" * 32, "unit": "u", "items": 7})
@@ -60,6 +62,23 @@ async def test_only_victims_that_take_their_time_are_written_while_they_leave(
             seen.append(parse(Reclaim, world.reclaims()[0]).status.phase)
 
         assert list(dict.fromkeys(phase for phase in seen if phase)) == phases_written
+
+
+async def test_a_status_that_arrives_after_another_leader_has_written_the_end_changes_nothing() -> None:
+    async with World() as world:
+        variant, workers = await world.full_node()
+        await world.evict(workers[:1], variant)
+        await world.settle()
+        world.clock.now_s += 4.0  # so that it is written while the victim leaves
+        world.fake.hang("apply", RECLAIMS.plural)
+
+        late = asyncio.create_task(world.cluster.tend(world.clock()))
+        await asyncio.sleep(0.05)
+        world.fake.put(RECLAIMS, world.reclaims()[0] | {"status": {"phase": "Serving"}})
+        world.fake.release()
+        await late
+
+        assert world.reclaims()[0]["status"]["phase"] == "Serving"
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,8 @@ class Kube:
     ) -> Object:
         """Server-side apply: the manager owns exactly the fields of the body from now on.
 
-        Raises Conflict, with the fields as its causes, if another manager owns one of them and force is False.
+        A resourceVersion in it is a precondition.  Raises Conflict if the object has changed since, or, with the fields
+        as its causes, if another manager owns one of them and force is False.
         """
         namespace, name = namespace_of(body) or None, name_of(body)
         params = _writing(manager, dry_run) | {"force": "true" if force else "false"}

@@ -81,6 +81,9 @@ class Records:
         state, is_late = self.state, take.is_late
         status = take.status(phase, state.clock, 1) | {"conditions": self._conditions(take, now_s)}
         metadata = {"namespace": take.namespace, "name": take.name}
+        if (seen := state.caches.reclaims.get(take.namespace, take.name)) is not None:
+            # What a leader sent into a line that was cut may arrive when another one has written the end.
+            metadata["resourceVersion"] = seen["metadata"]["resourceVersion"]
         try:
             async with state.limiter:
                 made = await state.kube.apply(
