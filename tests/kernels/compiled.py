@@ -5,12 +5,11 @@ A process of its own, since another test's process may have loaded Triton as an 
 
 import json
 import re
-import subprocess
 import sys
-import tempfile
 from importlib import import_module
-from pathlib import Path
 from typing import Any
+
+from machine_code import Case, build
 
 from slackwater_kernels.plan import Launch, Take, gated_launch, launch, sum_tree
 
@@ -18,34 +17,19 @@ COUNTED = {"QGMMA", "HGMMA", "HMMA", "LDGSTS", "UTMALDG", "ACQBULK", "PREEXIT", 
 
 
 def main() -> None:
-    import triton
-    from triton import compile as build
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    kernels = import_module("slackwater_kernels.triton_source")
-    disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
     found = {}
-    for name, (kernel, signature, constants, options) in cases(kernels).items():
-        types = dict.fromkeys(constants, "constexpr") | signature
-        pointers = [key for key, kind in signature.items() if kind[0] == "*"]
-        aligned = {(kernel.arg_names.index(key),): [["tt.divisibility", 16]] for key in pointers}
-        source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
-        built = build(source, target=GPUTarget("cuda", 90, 32), options=options)
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-            cubin.write(built.asm["cubin"])
-            cubin.flush()
-            code = subprocess.run([disassembler, cubin.name], capture_output=True, text=True, check=True).stdout
-        words = re.findall(r"\b[A-Z][A-Z0-9]+\b", code)
-        found[name] = {word: words.count(word) for word in COUNTED} | {"target": built.asm["ptx"].count("sm_90a")}
+    for name, case in cases(import_module("slackwater_kernels.triton_source")).items():
+        built = build(case, 90)
+        words = re.findall(r"\b[A-Z][A-Z0-9]+\b", built.code)
+        found[name] = {word: words.count(word) for word in COUNTED} | {"target": built.ptx.count("sm_90a")}
     sys.stdout.write(json.dumps(found))
 
 
-def cases(kernels: Any) -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
-    """name -> kernel, types of its arguments, its constants, its options."""
+def cases(kernels: Any) -> dict[str, Case]:
+    """By name."""
     quantised = {"codes_ptr": "*u8", "scales_ptr": "*fp32", "M": "i32", "MP": "i32"}
     sizes = {"BLOCKS": 20, "PER": 4, "PDL": True}
-    made: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]] = {
+    made: dict[str, Case] = {
         "quantise": (kernels.quantize_kernel, {"x_ptr": "*bf16"} | quantised, sizes, {"num_warps": 4}),
         "swiglu": (kernels.swiglu_quantize_kernel, {"gate_up_ptr": "*bf16"} | quantised, sizes, {"num_warps": 4}),
         "norm": (
@@ -62,9 +46,7 @@ def cases(kernels: Any) -> dict[str, tuple[Any, dict[str, str], dict[str, Any], 
     return made
 
 
-def product(
-    kernels: Any, n: int, k: int, chosen: Launch, *, gated: bool
-) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]:
+def product(kernels: Any, n: int, k: int, chosen: Launch, *, gated: bool) -> Case:
     tree, tma = sum_tree(n, k), chosen.tma
     constants: dict[str, Any] = {"N": n, "BLOCKS": k // 128, "LEAF": tree.leaf, "GROUP": tree.group}
     constants |= {"ROWS": chosen.rows, "TOKENS": chosen.tokens, "RESIDUAL": True, "PDL": True}

@@ -6,12 +6,11 @@ compiles every launch of the table, which takes longer.
 
 import json
 import re
-import subprocess
 import sys
-import tempfile
 from importlib import import_module
-from pathlib import Path
 from typing import Any
+
+from machine_code import Case, build
 
 from slackwater_kernels.plan import BF16_ATTENTION, FP8_ATTENTION, AttentionLaunch
 
@@ -29,41 +28,22 @@ COUNTED = {
 
 
 def main(*, every: bool) -> None:
-    import triton
-    from triton import compile as build
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     kernels = import_module("slackwater_kernels.attention_source")
-    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
     found: dict[str, dict[str, int]] = {}
-    for name, (kernel, signature, constants, options) in cases(kernels, every=every).items():
-        types = dict.fromkeys(constants, "constexpr") | signature
-        pointers = [key for key, kind in signature.items() if kind[0] == "*"]
-        aligned = {(kernel.arg_names.index(key),): [["tt.divisibility", 16]] for key in pointers}
-        source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
-        built = build(source, target=GPUTarget("cuda", 90, 32), options=options)
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-            cubin.write(built.asm["cubin"])
-            cubin.flush()
-            code, usage = (
-                subprocess.run(
-                    [tools / tool[0], *tool[1:], cubin.name], capture_output=True, text=True, check=True
-                ).stdout
-                for tool in (("nvdisasm",), ("cuobjdump", "-res-usage"))
-            )
-        found[name] = {what: len(re.findall(pattern, code)) for what, pattern in COUNTED.items()} | {
-            "of_target": built.asm["ptx"].count(".target sm_90a"),
-            "threads": 32 * built.metadata.num_warps,
-            "shared_bytes": built.metadata.shared,
-            "registers": max(int(count) for count in re.findall(r"REG:(\d+)", usage)),
+    for name, case in cases(kernels, every=every).items():
+        built = build(case, 90)
+        found[name] = {what: len(re.findall(pattern, built.code)) for what, pattern in COUNTED.items()} | {
+            "of_target": built.ptx.count(".target sm_90a"),
+            "threads": built.threads,
+            "shared_bytes": built.shared_bytes,
+            "registers": max(int(count) for count in re.findall(r"REG:(\d+)", built.usage)),
         }
     sys.stdout.write(json.dumps(found))
 
 
-def cases(kernels: Any, *, every: bool) -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """name -> kernel, types of its arguments, its constants, its options."""
-    made: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = {}
+def cases(kernels: Any, *, every: bool) -> dict[str, Case]:
+    """By name."""
+    made: dict[str, Case] = {}
     for form, launches in (("fp8", FP8_ATTENTION), ("bf16", BF16_ATTENTION)):
         for page in (16, 64):
             made[f"{form} page {page}"] = decode(kernels, form, page, launches[0], quantise=False)
@@ -83,9 +63,7 @@ CODES = {"fp8": ("*fp8e4nv", "*i16", "*u8"), "bf16": ("*bf16", "*bf16", "*bf16")
 SCALES = {"k_scales_ptr": "*fp32", "v_scales_ptr": "*fp32"}
 
 
-def decode(
-    kernels: Any, form: str, page: int, launch: AttentionLaunch, *, quantise: bool
-) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]:
+def decode(kernels: Any, form: str, page: int, launch: AttentionLaunch, *, quantise: bool) -> Case:
     keys, values, _ = CODES[form]
     signature = {"q_ptr": "*bf16", "k_ptr": keys, "v_ptr": values} | SCALES
     signature |= {"table_ptr": "*i32", "lengths_ptr": "*i32", "out_ptr": "*u8" if quantise else "*bf16"}

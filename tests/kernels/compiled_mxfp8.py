@@ -5,12 +5,11 @@ A process of its own, since another test's process may have loaded Triton as an 
 
 import json
 import re
-import subprocess
 import sys
-import tempfile
 from importlib import import_module
-from pathlib import Path
 from typing import Any
+
+from machine_code import Case, build
 
 from slackwater_kernels.mxfp8 import mx_launch
 from slackwater_kernels.plan import Take, sum_tree
@@ -28,39 +27,25 @@ COUNTED = {
 
 
 def main() -> None:
-    import triton
-    from triton import compile as build
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     kernels = import_module("slackwater_kernels.mxfp8_source")
-    disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
     found: dict[str, dict[str, dict[str, int]]] = {}
     for target, capability in TARGETS.items():
         found[target] = {}
-        for name, (kernel, signature, constants, options) in cases(kernels, target.removesuffix("a")).items():
-            types = dict.fromkeys(constants, "constexpr") | signature
-            pointers = [key for key, kind in signature.items() if kind[0] == "*"]
-            aligned = {(kernel.arg_names.index(key),): [["tt.divisibility", 16]] for key in pointers}
-            source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
-            built = build(source, target=GPUTarget("cuda", capability, 32), options=options)
-            with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-                cubin.write(built.asm["cubin"])
-                cubin.flush()
-                code = subprocess.run([disassembler, cubin.name], capture_output=True, text=True, check=True).stdout
-            found[target][name] = {what: len(re.findall(pattern, code)) for what, pattern in COUNTED.items()} | {
-                "block_scaled_ptx": built.asm["ptx"].count("block_scale"),
-                "approximate_logarithms": built.asm["ptx"].count("lg2.approx"),
-                "subnormals_lost": built.asm["ptx"].count(".ftz"),
-                "of_target": built.asm["ptx"].count(f".target {target}"),
-                "shared_bytes": built.metadata.shared,
+        for name, case in cases(kernels, target.removesuffix("a")).items():
+            built = build(case, capability)
+            found[target][name] = {what: len(re.findall(pattern, built.code)) for what, pattern in COUNTED.items()} | {
+                "block_scaled_ptx": built.ptx.count("block_scale"),
+                "approximate_logarithms": built.ptx.count("lg2.approx"),
+                "subnormals_lost": built.ptx.count(".ftz"),
+                "of_target": built.ptx.count(f".target {target}"),
+                "shared_bytes": built.shared_bytes,
             }
     sys.stdout.write(json.dumps(found))
 
 
-def cases(kernels: Any, on: str) -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
-    """name -> kernel, types of its arguments, its constants, its options."""
-    made: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]] = {}
+def cases(kernels: Any, on: str) -> dict[str, Case]:
+    """By name."""
+    made: dict[str, Case] = {}
     quantised = {"codes_ptr": "*u8", "scales_ptr": "*u8", "M": "i32", "MP": "i32"}
     sizes = {"BLOCKS": 20, "PER": 4, "FLOOR": False, "PDL": True}
     floor, whole = sizes | {"FLOOR": True}, sizes | {"PER": 32}
