@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from slackwater_operator.kube.client import Kube
 from slackwater_operator.kube.election import Elector
 from slackwater_operator.kube.errors import KubeTemporary
 from slackwater_operator.kube.transport import Limits
-from slackwater_operator.kube.types import EVENTS, LEASES, PODS, parse_stamp
+from slackwater_operator.kube.types import EVENTS, LEASES, PODS, Object, parse_stamp
 from slackwater_operator.testing.kube import FakeKube
 from slackwater_operator.testing.kube_clock import MovedClock
 
@@ -112,6 +113,31 @@ async def test_a_leader_that_ends_hands_over_at_once() -> None:
 
         assert passed_s <= 1.5
         assert fake.get(LEASES, "slackwater-operator", "slackwater-system")["spec"]["leaseTransitions"] >= 1  # type: ignore[index]
+        await b.stop()
+
+
+async def test_a_leader_that_ends_during_a_renewal_hands_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeKube() as fake, fake.kube(limits=PATIENT) as first, fake.kube(limits=PATIENT) as kube:
+        a = Candidate(first, "a")
+        await pass_time(fake, 2, a, until=lambda: a.leads)
+        b = Candidate(kube, "b")
+        carried_out = asyncio.Event()
+        replace = first.replace
+
+        async def carry_out_and_hang(*what: Any, **options: Any) -> Object:
+            await replace(*what, **options)
+            carried_out.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(first, "replace", carry_out_and_hang)
+        await pass_time(fake, 3, a, b, until=carried_out.is_set)
+        monkeypatch.undo()
+        await a.stop()
+        passed_s = await pass_time(fake, 20, b, until=lambda: b.leads)
+
+        assert carried_out.is_set()
+        assert passed_s <= 1.5
         await b.stop()
 
 

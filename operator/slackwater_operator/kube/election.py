@@ -212,16 +212,24 @@ class Elector:
 
     async def _release(self) -> None:
         """Let another lead at once.  If that fails, the Lease runs out by itself."""
-        lease = self._lease
+        with suppress(TimeoutError, PermanentError, *KUBE_ERRORS):
+            async with asyncio.timeout(_RELEASE_S):
+                try:
+                    await self._give_away(self._lease)
+                except Conflict:  # a renewal whose answer was not awaited any more has been carried out
+                    await self._give_away(None)
+        self._lease = None
+
+    async def _give_away(self, lease: Object | None) -> None:
+        """Write nobody into the Lease, if it is ours; lease: as last seen, None to look first."""
         if lease is None:
+            lease = await self._kube.get(LEASES, self._name, self._namespace)
+        if lease["spec"].get("holderIdentity") != self.identity:
             return
         now = micro_stamp(self._wall())
         spec = {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": now}
-        with suppress(TimeoutError, PermanentError, *KUBE_ERRORS):
-            async with asyncio.timeout(_RELEASE_S):
-                await self._kube.replace(LEASES, {**lease, "spec": spec}, manager=MANAGER)
-                logger.info("handed over identity=%s", self.identity)
-        self._lease = None
+        await self._kube.replace(LEASES, {**lease, "spec": spec}, manager=MANAGER)
+        logger.info("handed over identity=%s", self.identity)
 
 
 async def _first(*ways: Awaitable[None], beside: "asyncio.Future[None] | None" = None) -> None:
