@@ -1,15 +1,13 @@
-"""What breaks around the operator in the midst of a take-back: its network, the store, its wall clock.
+"""What breaks around the operator in the midst of a take-back: its network and its wall clock.
 
-The real process on a real API server, with nodes of kwok and a keeper that verifies.  README.md lists which fault is
-tested where.
+The real process on a real API server, with nodes of kwok and a keeper that verifies.  test_crash_server.py has
+the API server's own faults, README.md lists which fault is tested where.
 """
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from glob import glob
 from pathlib import Path
 
@@ -17,24 +15,31 @@ import pytest
 
 from slackwater_controlplane.build import Programs
 from slackwater_controlplane.doubles import Doubles
-from slackwater_controlplane.flags import ETCD
-from slackwater_controlplane.keeper import Keeper, worker_notes
-from slackwater_controlplane.kwok import PRODUCT
+from slackwater_controlplane.keeper import worker_notes
 from slackwater_controlplane.link import Link
-from slackwater_controlplane.operator_rig import ACCOUNT, FLEET, GROUPS, SLOTS, Object, Rig, all_words, new_rig
+from slackwater_controlplane.operator_rig import ACCOUNT, FLEET, GROUPS, Rig, all_words, new_rig
+from slackwater_controlplane.take_back import (
+    FLUSH_S,
+    GPUS,
+    begin_take_back,
+    demand,
+    is_finished,
+    leaving,
+    outcomes,
+    prepared,
+    reclaims,
+    state,
+    victims,
+)
 from slackwater_operator.kube.types import parse_stamp
 from slackwater_operator.resources import names
 from slackwater_operator.resources.base import seconds
 from slackwater_operator.testing.processes import OperatorProcess, wait_until
-from slackwater_operator.testing.resources import a_flavor, a_job, a_pool, a_service
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.long, pytest.mark.timeout(300)]
 
-GPUS = 8
 CUT_S = 30.0
-FLUSH_S = 5.0  # of a worker: long enough for something to happen meanwhile
 FAILOVER_S = 10.0
-RECLAIMS = "reclaims.slackwater.dev"
 
 
 @pytest.fixture(scope="module")
@@ -44,82 +49,15 @@ def shared_rig(controlplane_programs: Programs, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    keeper = Keeper()
-    yield keeper
-    keeper.close()
-
-
-@pytest.fixture
-def rig(shared_rig: Rig, keeper: Keeper, tmp_path: Path) -> Iterator[Rig]:
-    """Two nodes, a service and a job whose preemptions are verified."""
-    rig = shared_rig
-    rig.folder = tmp_path
-    rig.gateway.say(in_flight=0, queued=0)
-    rig.kwok.add_nodes(2, gpus=GPUS // 2)
-    rig.admin.create(a_flavor(nodeSelector={PRODUCT: "NVIDIA-H200"}))
-    rig.admin.create(a_pool(lending={"lendAfter": "1s"}, reclaim={"deadline": "25s", "retargetAfter": "20s"}))
-    variants = [{"flavor": "h200", "slotsPerReplica": SLOTS}]
-    service = {"gateway": {"controlURL": rig.gateway.real.url}, "variants": variants, "maxReplicas": 3}
-    rig.admin.create(a_service(namespace=FLEET, **service))
-    worker = {"name": names.WORKER_CONTAINER, "image": "worker:1"}
-    template = {
-        "metadata": {"annotations": worker_notes(FLUSH_S)},
-        "spec": {"terminationGracePeriodSeconds": 20, "containers": [worker]},
-    }
-    job = a_job(namespace=FLEET, ledger=None, keeper={"url": keeper.real.url}, maxWorkers=GPUS, template=template)
-    rig.admin.create(job)
-    yield rig
-    rig.clean()
+def rig(shared_rig: Rig, tmp_path: Path) -> Iterator[Rig]:
+    with prepared(shared_rig, tmp_path) as rig:
+        yield rig
 
 
 def leave_slowly(rig: Rig) -> None:
     """Workers that are still there when another has begun to lead, which then sees how they end."""
     notes = {"metadata": {"annotations": worker_notes(15.0)}}
     rig.admin.patch("cleaningjobs.slackwater.dev", "podcasts", {"spec": {"template": notes}}, FLEET)
-
-
-def demand(rig: Rig, replicas: int) -> None:
-    """So much traffic that this many replicas are needed, and no more however steeply it rose."""
-    rig.admin.patch("inferencedeployments.slackwater.dev", "tts", {"spec": {"maxReplicas": replicas}}, FLEET)
-    rig.gateway.say(in_flight=replicas * SLOTS, queued=0, arrivals_total=replicas * SLOTS)
-
-
-def begin_take_back(rig: Rig, leader: OperatorProcess, other: OperatorProcess) -> None:
-    """Cleaning everywhere, the other replica ready to lead; then two workers are told to leave."""
-    wait_until(lambda: rig.bound("cleaning") == GPUS - 1, 60, all_words(leader, other))
-    wait_until(lambda: other.health()[0] == 200, 60, all_words(other))
-    demand(rig, 3)
-    wait_until(lambda: len(leaving(rig)) == 2, 30, all_words(leader, other))
-
-
-def reclaims(rig: Rig) -> list[Object]:
-    return rig.admin.list(RECLAIMS, FLEET)
-
-
-def leaving(rig: Rig) -> list[Object]:
-    pods = rig.admin.list("pods", FLEET, labels=f"{names.LABEL_KIND}={names.POD_CLEANING}")
-    return [pod for pod in pods if pod["metadata"].get("deletionTimestamp")]
-
-
-def is_finished(rig: Rig) -> bool:
-    """Every record has its last phase."""
-    phases = [one.get("status", {}).get("phase") for one in reclaims(rig)]
-    return bool(phases) and set(phases) <= {"Serving", "Freed", "Cancelled"}
-
-
-def victims(rig: Rig) -> list[Object]:
-    return [victim for one in reclaims(rig) for victim in (one.get("status") or {}).get("victims", ())]
-
-
-def outcomes(rig: Rig) -> set[tuple[str, object]]:
-    return {(victim["outcome"], victim.get("verified")) for victim in victims(rig)}
-
-
-def state(rig: Rig, *operators: OperatorProcess) -> Callable[[], str]:
-    return lambda: (
-        f"{[(one['metadata']['name'], one.get('status')) for one in reclaims(rig)]}\n{all_words(*operators)()}"
-    )
 
 
 def writes_by(rig: Rig, replica: str, since: int) -> list[str]:
@@ -207,124 +145,6 @@ def test_what_a_leader_sent_into_a_cut_line_does_no_harm_when_it_arrives(rig: Ri
             assert (rig.bound("inference"), rig.bound("cleaning")) == (3, min(workers, GPUS - 3)), late
             assert len(victims(rig)) == max(0, filled - (GPUS - 3)), late
             assert outcomes(rig) <= {("Checkpointed", True)}
-
-
-@pytest.mark.parametrize(
-    ("stopped_s", "runs_s"),
-    [pytest.param(0.15, 0.05, id="slow all the time"), pytest.param(2.0, 1.0, id="stalls of two seconds")],
-)
-def test_a_take_back_ends_well_on_a_slow_store(rig: Rig, stopped_s: float, runs_s: float) -> None:
-    with rig.operator("one") as one, rig.operator("two") as two, Doubles(rig.plane) as doubles:
-        both = (one, two)
-        wait_until(lambda: rig.bound("cleaning") == GPUS - 1 and rig.bound("inference") == 1, 60, all_words(*both))
-
-        with slow_store(rig, stopped_s, runs_s):
-            demand(rig, 3)
-            wait_until(lambda: rig.bound("inference") == 3 and is_finished(rig), 90, state(rig, *both))
-        time.sleep(5)
-
-        assert doubles.found == set()
-        assert doubles.looks > 5
-        assert (rig.bound("inference"), rig.bound("cleaning")) == (3, GPUS - 3)
-        assert len(victims(rig)) == 2
-        # What a worker left behind while nobody led, nobody can say.
-        unseen = {("Unverified", None)} if sum(each.words().count(" leading identity=") for each in both) > 1 else set()
-        assert outcomes(rig) <= {("Checkpointed", True)} | unseen
-        assert [one.leads(), two.leads()].count(True) == 1
-
-
-@contextmanager
-def slow_store(rig: Rig, stopped_s: float, runs_s: float) -> Iterator[None]:
-    """etcd stands still again and again."""
-    stop, go_on = partial(rig.plane.pause, ETCD), partial(rig.plane.resume, ETCD)
-    with again_and_again(stop, stopped_s, go_on, runs_s):
-        yield
-
-
-@contextmanager
-def again_and_again(
-    break_it: Callable[[], object], for_s: float, mend: Callable[[], object], rest_s: float
-) -> Iterator[None]:
-    """Something is broken, and mended, and broken: all through the block, and mended at its end."""
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.is_set():
-            break_it()
-            over.wait(for_s)
-            mend()
-            over.wait(rest_s)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(10)
-
-
-def test_a_take_back_ends_well_though_the_server_is_full_again_and_again(rig: Rig) -> None:
-    with rig.operator("one") as one, Doubles(rig.plane) as doubles:
-        wait_until(lambda: rig.bound("cleaning") == GPUS - 1 and rig.bound("inference") == 1, 60, all_words(one))
-        since = rig.plane.audit_position()
-
-        with full_server(rig, full_s=4.0, free_s=1.5):
-            time.sleep(2)  # until the server knows
-            demand(rig, 3)
-            wait_until(lambda: rig.bound("inference") == 3 and is_finished(rig), 90, state(rig, one))
-        time.sleep(5)
-
-        refused = [event for event in rig.plane.audit(since) if event.user == ACCOUNT and event.code == 429]
-        assert {event.resource for event in refused} & {"pods", "reclaims"}
-        assert doubles.found == set()
-        assert len(victims(rig)) == 2
-        assert outcomes(rig) == {("Checkpointed", True)}
-        assert (rig.bound("inference"), rig.bound("cleaning")) == (3, GPUS - 3)
-        assert one.words().count(" leading identity=") == 1
-
-
-@contextmanager
-def full_server(rig: Rig, full_s: float, free_s: float) -> Iterator[None]:
-    """Again and again the API server has no seat for what the operator writes, its Lease apart, and answers 429."""
-    level = {
-        "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
-        "kind": "PriorityLevelConfiguration",
-        "metadata": {"name": "full"},
-        "spec": {
-            "type": "Limited",
-            "limited": {
-                "nominalConcurrencyShares": 0,
-                "borrowingLimitPercent": 0,
-                "limitResponse": {"type": "Reject"},
-            },
-        },
-    }
-    account = {"name": ACCOUNT.rsplit(":", 1)[1], "namespace": ACCOUNT.rsplit(":", 2)[1]}
-    writes = {
-        "verbs": ["create", "patch", "delete", "update"],
-        "apiGroups": ["", names.GROUP],
-        "resources": ["*"],
-        "namespaces": ["*"],
-        "clusterScope": True,
-    }
-    schema = {
-        "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
-        "kind": "FlowSchema",
-        "metadata": {"name": "full"},
-        "spec": {
-            "priorityLevelConfiguration": {"name": "full"},
-            "matchingPrecedence": 2,
-            "rules": [{"subjects": [{"kind": "ServiceAccount", "serviceAccount": account}], "resourceRules": [writes]}],
-        },
-    }
-    free = partial(rig.admin.delete, "flowschemas.flowcontrol.apiserver.k8s.io", "full")
-    rig.admin.create(level)
-    try:
-        with again_and_again(partial(rig.admin.create, schema), full_s, free, free_s):
-            yield
-    finally:
-        rig.admin.delete("prioritylevelconfigurations.flowcontrol.apiserver.k8s.io", "full")
 
 
 @pytest.mark.parametrize("by_s", [pytest.param(3600, id="an hour ahead"), pytest.param(-3600, id="an hour back")])
