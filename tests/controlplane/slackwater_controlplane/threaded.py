@@ -30,10 +30,17 @@ class Threaded(Generic[S]):
 
     def close(self) -> None:
         """Be gone."""
-        self.call(self.real.stop())
+        self.call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
+
+    async def _end(self) -> None:
+        await self.real.stop()
+        left = asyncio.all_tasks() - {asyncio.current_task()}  # answers to clients that are gone
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 class Gateway(Threaded[StandInGateway]):
