@@ -156,6 +156,23 @@ def test_a_victim_that_hangs_past_its_deadline_is_replaced_by_another_once():
     assert acts(more) == [(Verb.EVICT, "w2", Reason.TRAFFIC)]
 
 
+def test_each_substitute_is_waited_for_twice_as_long_since_where_all_hang_more_victims_do_not_help():
+    there = [worker(f"w{n}") for n in range(9)]
+    sent_s = []
+
+    for second in range(600):
+        seen = snapshot([node(9)], there, [service(load(4))])
+        made = checked(replace(seen, now_s=NOW_S + second))
+        for action in made.actions:
+            sent_s.append(second)
+            there = [
+                replace(one, phase=Phase.LEAVING, leaving_since_s=NOW_S + second) if one.uid == action.uid else one
+                for one in there
+            ]
+
+    assert sent_s == [0, 9, 26, 59, 124, 189, 254, 319, 384]
+
+
 def test_no_more_evictions_run_at_once_than_the_limit():
     leaving = [worker(f"l{n}", phase=Phase.LEAVING, leaving_since_s=NOW_S - 1) for n in range(2)]
     there = [*leaving, *[worker(f"w{n}") for n in range(6)]]

@@ -18,7 +18,7 @@ from slackwater_operator.core import (
     Verb,
     Workload,
 )
-from slackwater_operator.policy.pool import Pool, is_hung
+from slackwater_operator.policy.pool import Pool
 
 ACTIVE = (Phase.STARTING, Phase.RUNNING)
 CLAIMS = (Reason.TRAFFIC, Reason.FLOOR, Reason.TRAINING)  # somebody waits for the GPUs of the victim
@@ -56,7 +56,7 @@ class Draft:
         for workload in snapshot.workloads:
             self._by_owner.setdefault((workload.kind, workload.owner), []).append(workload)
         leaving = [w for w in snapshot.workloads if w.phase is Phase.LEAVING]
-        hung = [w for w in leaving if is_hung(w, snapshot)]
+        hung = [w for w in leaving if w.uid in self.pool.given_up]
         self.evictions_left = max(0, snapshot.limits.max_parallel - (len(leaving) - len(hung)))
         self._unreplaced = self._hung_without_substitute(leaving, hung)
         self._kept = self._floor_workers()
@@ -116,9 +116,8 @@ class Draft:
         missing: dict[str, int] = {}
         deadline_s: dict[str, float] = {}
         for workload in hung:
-            assert workload.leaving_since_s is not None  # `is_hung` says so
             missing[workload.flavor] = missing.get(workload.flavor, 0) + workload.gpus
-            late_s = workload.leaving_since_s + self.snapshot.limits_of(workload.flavor).retarget_after_s
+            late_s = self.pool.given_up[workload.uid]
             deadline_s[workload.flavor] = min(late_s, deadline_s.get(workload.flavor, late_s))
         for workload in leaving:
             since_s = workload.leaving_since_s

@@ -6,7 +6,9 @@ in order of priority, so that what one has taken the next cannot.
 
 from collections.abc import Mapping
 
-from slackwater_operator.core import Node, Phase, Snapshot, Workload
+from slackwater_operator.core import Node, Phase, Snapshot
+
+_MOST_PATIENCE = 8
 
 
 def is_usable(node: Node) -> bool:
@@ -14,20 +16,33 @@ def is_usable(node: Node) -> bool:
     return node.schedulable and node.broken_gpus < node.gpus
 
 
-def is_hung(workload: Workload, snapshot: Snapshot) -> bool:
-    """A leaving workload that is past its deadline; nobody waits for its GPUs any more."""
-    since_s = workload.leaving_since_s
-    return (
-        workload.phase is Phase.LEAVING
-        and since_s is not None
-        and snapshot.now_s - since_s > snapshot.limits_of(workload.flavor).retarget_after_s
-    )
+def given_up(snapshot: Snapshot) -> dict[str, float]:
+    """Leaving workloads that nobody waits for any more, by uid: since when.
+
+    Those sent away after others of their flavor were given up on are waited for twice as long as these, up to
+    `_MOST_PATIENCE` times `retarget_after_s`: where all nodes are slow, more victims do not help.
+    """
+    waiting: dict[str, list[tuple[float, str]]] = {}
+    for workload in snapshot.workloads:
+        if workload.phase is Phase.LEAVING and workload.leaving_since_s is not None:
+            waiting.setdefault(workload.flavor, []).append((workload.leaving_since_s, workload.uid))
+    late: dict[str, float] = {}
+    for flavor, leaving in waiting.items():
+        least_s = patience_s = snapshot.limits_of(flavor).retarget_after_s
+        first_s = min(leaving)[0]
+        for since_s, uid in sorted(leaving):
+            if since_s >= first_s + patience_s:
+                first_s, patience_s = since_s, min(2 * patience_s, _MOST_PATIENCE * least_s)
+            if snapshot.now_s - since_s > patience_s:
+                late[uid] = since_s + patience_s
+    return late
 
 
 class Pool:
     """Free and coming GPUs of each usable node; taking them is remembered.
 
     held: what workloads have of each, those that leave too, as the snapshot shows it.
+    given_up: as the function has it; their GPUs are not counted on.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -35,13 +50,14 @@ class Pool:
         self._of_flavor: dict[str, list[str]] = {}
         for name in sorted(self.nodes):
             self._of_flavor.setdefault(self.nodes[name].flavor, []).append(name)
+        self.given_up = given_up(snapshot)
         held = dict.fromkeys(self.nodes, 0)
         self.coming = dict.fromkeys(self.nodes, 0)
         for workload in snapshot.workloads:
             if workload.phase is Phase.PENDING or workload.node not in held:
                 continue
             held[workload.node] += workload.gpus
-            if workload.phase is Phase.LEAVING and not is_hung(workload, snapshot):
+            if workload.phase is Phase.LEAVING and workload.uid not in self.given_up:
                 self.coming[workload.node] += workload.gpus
         self.held = held
         self.free: dict[str, int] = {}
