@@ -11,9 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, float8_e4m3fn
 
-from slackwater_kernels.attention_layout import HEAD, Fp8KvPool, KvPool, PagedRows, check_append, check_decode
-from slackwater_kernels.core import ROW_PAD, LayoutError, padded
-from slackwater_kernels.dispatch import attention_sources, require_supported
+from slackwater_kernels.attention_layout import (
+    HEAD,
+    PagedRows,
+    Pool,
+    check_append,
+    check_decode,
+    scales_of,
+)
+from slackwater_kernels.core import ROW_PAD, KvForm, LayoutError, padded
+from slackwater_kernels.dispatch import attention_sources, channel_attention_sources, require_supported
 from slackwater_kernels.gemm import Workspace
 from slackwater_kernels.layout import Fp8Activations
 from slackwater_kernels.plan import AttentionLaunch, attention_launch, attention_splits
@@ -22,7 +29,7 @@ from slackwater_kernels.quantize import empty, launch_options
 _LOG2E = math.log2(math.e)
 
 
-def append_kv(keys: Tensor, values: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows) -> None:
+def append_kv(keys: Tensor, values: Tensor, pool: Pool, rows: PagedRows) -> None:
     """Put the last token of each row, at position length - 1, into its page; one launch.
 
     keys, values: bf16 [B, kv heads, 128], row-major, not changed.   The pool is mutated: copied to in bf16, in FP8
@@ -35,7 +42,7 @@ def append_kv(keys: Tensor, values: Tensor, pool: KvPool | Fp8KvPool, rows: Page
 
 
 def decode_attention(
-    q: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows, workspace: Workspace, scale: float | None = None
+    q: Tensor, pool: Pool, rows: PagedRows, workspace: Workspace, scale: float | None = None
 ) -> Tensor:
     """softmax(q k * scale) v over each row's tokens: bf16 [B, heads, 128], rounded once.
 
@@ -46,24 +53,22 @@ def decode_attention(
     """
     check_decode(q, pool, rows)
     require_supported("decode_attention", q)
-    return run_decode_attention(attention_sources(), q, pool, rows, workspace, scale)
+    return run_decode_attention(_sources(pool), q, pool, rows, workspace, scale)
 
 
 def decode_attention_quantize(
-    q: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows, workspace: Workspace, scale: float | None = None
+    q: Tensor, pool: Pool, rows: PagedRows, workspace: Workspace, scale: float | None = None
 ) -> Fp8Activations:
     """`decode_attention` and `quantize_activations` of its [B, heads * 128] in one launch, with the same bits."""
     check_decode(q, pool, rows)
     require_supported("decode_attention_quantize", q)
-    return run_decode_attention_quantize(attention_sources(), q, pool, rows, workspace, scale)
+    return run_decode_attention_quantize(_sources(pool), q, pool, rows, workspace, scale)
 
 
-def run_append_kv(
-    kernels: Any, keys: Tensor, values: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows, *, pdl: bool = True
-) -> None:
+def run_append_kv(kernels: Any, keys: Tensor, values: Tensor, pool: Pool, rows: PagedRows, *, pdl: bool = True) -> None:
     """`append_kv` with these kernels; tests give them interpreted, without dependent launch."""
     check_append(keys, values, pool, rows)
-    key_scales, value_scales = _scales(pool)
+    key_scales, value_scales = scales_of(pool)
     kernels.append_kernel[(rows.num_rows,)](
         keys,
         values,
@@ -78,7 +83,8 @@ def run_append_kv(
         HEADS=pool.num_kv_heads,
         ROWS=_power(pool.num_kv_heads),
         PAGE=pool.page_size,
-        FP8=isinstance(pool, Fp8KvPool),
+        FP8=pool.form is not KvForm.BF16,
+        CHANNEL=pool.form is KvForm.CHANNEL,
         PDL=pdl,
         num_warps=4,
         **launch_options(pdl),
@@ -88,7 +94,7 @@ def run_append_kv(
 def run_decode_attention(
     kernels: Any,
     q: Tensor,
-    pool: KvPool | Fp8KvPool,
+    pool: Pool,
     rows: PagedRows,
     workspace: Workspace,
     scale: float | None = None,
@@ -106,7 +112,7 @@ def run_decode_attention(
 def run_decode_attention_quantize(
     kernels: Any,
     q: Tensor,
-    pool: KvPool | Fp8KvPool,
+    pool: Pool,
     rows: PagedRows,
     workspace: Workspace,
     scale: float | None = None,
@@ -124,7 +130,7 @@ def run_decode_attention_quantize(
 def _launch(
     kernels: Any,
     q: Tensor,
-    pool: KvPool | Fp8KvPool,
+    pool: Pool,
     rows: PagedRows,
     workspace: Workspace,
     scale: float | None,
@@ -136,17 +142,17 @@ def _launch(
 ) -> None:
     if workspace.device != q.device:
         raise LayoutError(f"q is on {q.device} but the workspace on {workspace.device}; keep all on one device")
-    is_fp8 = isinstance(pool, Fp8KvPool)
-    launch = chosen or attention_launch(fp8=is_fp8)
+    is_fp8, by_channel = pool.form is not KvForm.BF16, pool.form is KvForm.CHANNEL
+    launch = chosen or attention_launch(pool.form)
     splits, rows_of_tile = attention_splits(rows.max_length, launch), _power(sharers)
     pairs = rows.num_rows * pool.num_kv_heads
     parts = pairs * splits * rows_of_tile if splits > 1 else 0
     partials, counters = workspace.take(parts * (HEAD + 2), pairs if parts else 0)
-    key_scales, value_scales = _scales(pool)
+    key_scales, value_scales = scales_of(pool)
     kernels.decode_kernel[(pool.num_kv_heads, rows.num_rows, splits)](
         q,
         pool.keys.view(float8_e4m3fn) if is_fp8 else pool.keys,
-        pool.values.view(torch.int16) if is_fp8 else pool.values,
+        pool.values.view(float8_e4m3fn if by_channel else torch.int16) if is_fp8 else pool.values,
         key_scales,
         value_scales,
         rows.table,
@@ -168,21 +174,18 @@ def _launch(
         BLOCK=launch.block,
         CHUNK=launch.chunk,
         STAGES=launch.stages,
-        FP8=is_fp8,
         QUANTISE=out.dtype is torch.uint8,
         PDL=pdl,
         num_warps=launch.warps,
         num_stages=launch.stages,
         maxnreg=launch.registers,
+        **({} if by_channel else {"FP8": is_fp8}),
         **launch_options(pdl),
     )
 
 
-def _scales(pool: KvPool | Fp8KvPool) -> tuple[Tensor, Tensor]:
-    """A pool's scales; in bf16, where the kernel reads none, what stands in their place."""
-    if isinstance(pool, Fp8KvPool):
-        return pool.key_scales, pool.value_scales
-    return pool.keys, pool.values
+def _sources(pool: Pool) -> Any:
+    return channel_attention_sources() if pool.form is KvForm.CHANNEL else attention_sources()
 
 
 def _power(count: int) -> int:

@@ -1,29 +1,32 @@
 """Where keys and values lie in pages, and which pages a row reads: the handles that attention takes.
 
-Owns the two forms of the pool, the rows' block tables and every check of what goes with them.  Owns no arithmetic and
-hands out no page, which is the engine's cache.  Checks read metadata alone: they are safe while a CUDA graph is
-captured.
+Owns the two forms of the pool, the rows' block tables, which tokens of a flat batch are whose, and every check of what
+goes with them.  Owns no arithmetic and hands out no page, which is the engine's cache.  Checks read metadata alone:
+they are safe while a CUDA graph is captured.
 """
 
+import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, bfloat16, float32, int32, uint8
 
-from slackwater_kernels.core import GROUP, LayoutError
+from slackwater_kernels.core import GROUP, KvForm, LayoutError
 from slackwater_kernels.layout import _Handle, _require_aligned, require
 
 HEAD = GROUP  # values of a head: one scale's worth, so a head of the output is a group of wo's input
 PAGE_SIZES = (16, 32, 64, 128)
 _MAX_SLOTS = 2**31 - 1  # tokens times heads: the kernels count them in int32
 MAX_SHARERS = 16  # query heads that share a head of keys: the rows of the tensor core's least tile
+_FLAT = "the new tokens of all rows, one after the other"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvPool(_Handle):
     """Keys and values in bf16: [pages, kv heads, page size, 128] each, a head's tokens of a page side by side."""
 
+    form: ClassVar[KvForm] = KvForm.BF16
     num_pages: int
     num_kv_heads: int
     page_size: int
@@ -61,6 +64,7 @@ class Fp8KvPool(_Handle):
     kv heads, page size]; a value is code times scale.  A token with a NaN has the scale NaN.
     """
 
+    form: ClassVar[KvForm] = KvForm.FP8
     num_pages: int
     num_kv_heads: int
     page_size: int
@@ -90,6 +94,51 @@ class Fp8KvPool(_Handle):
         keys, values = (torch.zeros(*shape, HEAD, dtype=uint8, device=device) for _ in range(2))
         key_scales, value_scales = (torch.zeros(shape, dtype=float32, device=device) for _ in range(2))
         return cls(num_pages, num_kv_heads, page_size, keys, key_scales, values, value_scales)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelKvPool(_Handle):
+    """`Fp8KvPool` with the values turned: all tokens of a page side by side, for one of the 128 after another.
+
+    values: uint8 [pages, kv heads, 128 * page size].  So tensor cores read them as they lie.  No code of a value is
+    NaN, also in slots that no row has: of a token with a NaN the scale is NaN and the codes are 0.
+    """
+
+    form: ClassVar[KvForm] = KvForm.CHANNEL
+    num_pages: int
+    num_kv_heads: int
+    page_size: int
+    keys: Tensor
+    key_scales: Tensor
+    values: Tensor
+    value_scales: Tensor
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        hint = "make the pool with `ChannelKvPool.zeros(...)`; values lie by channel, and heads come before both"
+        shape = self.num_pages, self.num_kv_heads, self.page_size
+        require("keys", self.keys, uint8, (*shape, HEAD), hint)
+        require("values", self.values, uint8, (*shape[:2], HEAD * self.page_size), hint)
+        for name in ("key_scales", "value_scales"):
+            require(name, getattr(self, name), float32, shape, hint)
+        _check_storage(self)
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys.device
+
+    @classmethod
+    def zeros(cls, num_pages: int, num_kv_heads: int, page_size: int, device: torch.device | str) -> "ChannelKvPool":
+        """A pool of zeros."""
+        shape = num_pages, num_kv_heads, page_size
+        keys = torch.zeros(*shape, HEAD, dtype=uint8, device=device)
+        values = torch.zeros(*shape[:2], HEAD * page_size, dtype=uint8, device=device)
+        key_scales, value_scales = (torch.zeros(shape, dtype=float32, device=device) for _ in range(2))
+        return cls(num_pages, num_kv_heads, page_size, keys, key_scales, values, value_scales)
+
+
+Pool = KvPool | Fp8KvPool | ChannelKvPool
+"""What one query a row attends to, and what tokens are put into."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,39 +179,144 @@ class PagedRows:
         return self.table.shape[1]
 
 
-def check_decode(q: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows) -> int:
+@dataclass(frozen=True, slots=True, eq=False)
+class NewTokens:
+    """Which tokens of a flat batch are whose: starts[b] to starts[b + 1] are row b's, in order, and its last ones.
+
+    starts: int32 [B + 1], on the device and read there alone; none is less than the one before.  Tokens in front of
+    starts[0] and from starts[B] on are nobody's, as the padding of a captured graph is.  A row is wrong, and no other
+    is, if its tokens end before they begin, do not lie inside the batch or are more than `max_new`.  A start that falls
+    back makes its row wrong and counts as the highest before it, so that no token is two rows'.   max_new: what no row
+    has more of, so a CUDA graph holds for every count up to it.
+    """
+
+    starts: Tensor
+    max_new: int
+
+    def __post_init__(self) -> None:
+        if self.starts.dim() != 1 or self.starts.numel() < 2:
+            raise LayoutError(
+                f"starts must be int32 [B + 1], got {self.starts.dtype} {list(self.starts.shape)}; one more than rows"
+            )
+        require("starts", self.starts, int32, tuple(self.starts.shape), "token numbers are int32; cast them once")
+        if self.max_new < 1:
+            raise LayoutError(f"max_new must be 1 or more, got {self.max_new}")
+
+    @property
+    def num_rows(self) -> int:
+        return self.starts.numel() - 1
+
+
+def scales_of(pool: Pool) -> tuple[Tensor, Tensor]:
+    """A pool's scales; of bf16, where kernels read none, what stands in their place."""
+    return (pool.keys, pool.values) if isinstance(pool, KvPool) else (pool.key_scales, pool.value_scales)
+
+
+def check_decode(q: Tensor, pool: Pool, rows: PagedRows) -> int:
     """Raise LayoutError unless these fit each other; how many query heads share a head of keys."""
     _check_paged(pool, rows)
-    num_heads = q.shape[1] if q.dim() == 3 else 0
-    sharers = num_heads // pool.num_kv_heads
-    if num_heads == 0 or num_heads % pool.num_kv_heads or sharers > MAX_SHARERS:
-        raise LayoutError(
-            f"q must be bfloat16 [{rows.num_rows}, heads, {HEAD}] with 1 to {MAX_SHARERS} times {pool.num_kv_heads} "
-            f"heads, got {q.dtype} {list(q.shape)}; one query a row, keys are not expanded"
-        )
-    _check_operand("q", q, rows, num_heads)
+    sharers = _sharers(q, rows.num_rows, pool.num_kv_heads, "one query a row")
+    _check_operand("q", q, rows.num_rows, q.shape[1], rows.table, "one token a row")
     return sharers
 
 
-def check_append(keys: Tensor, values: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows) -> None:
+def check_append(keys: Tensor, values: Tensor, pool: Pool, rows: PagedRows) -> None:
     """Raise LayoutError unless these fit each other."""
     _check_paged(pool, rows)
     for name, tensor in (("keys", keys), ("values", values)):
-        _check_operand(name, tensor, rows, pool.num_kv_heads)
+        _check_operand(name, tensor, rows.num_rows, pool.num_kv_heads, rows.table, "one token a row")
 
 
-def _check_operand(name: str, tensor: Tensor, rows: PagedRows, num_heads: int) -> None:
-    hint = "one token a row; make it contiguous in bf16 where it is produced"
-    require(name, tensor, bfloat16, (rows.num_rows, num_heads, HEAD), hint)
-    if tensor.device != rows.table.device:
-        raise LayoutError(f"{name} is on {tensor.device} but the table on {rows.table.device}; keep all on one device")
+def check_extend(q: Tensor, pool: Pool, rows: PagedRows, new: NewTokens, scale: float | None) -> int:
+    """Raise LayoutError unless these fit each other; how many query heads share a head of keys."""
+    if isinstance(pool, ChannelKvPool):
+        raise LayoutError("pool must be a KvPool or an Fp8KvPool; many queries a row read no values by channel")
+    _check_paged(pool, rows)
+    _check_new(new, rows)
+    positive_scale(scale)
+    sharers = _sharers(q, _num_tokens(q), pool.num_kv_heads, _FLAT)
+    _check_operand("q", q, _num_tokens(q), q.shape[1], rows.table, _FLAT)
+    return sharers
+
+
+def check_append_tokens(keys: Tensor, values: Tensor, pool: Pool, rows: PagedRows, new: NewTokens) -> None:
+    """Raise LayoutError unless these fit each other."""
+    _check_paged(pool, rows)
+    _check_new(new, rows)
+    for name, tensor in (("keys", keys), ("values", values)):
+        _check_operand(name, tensor, _num_tokens(keys), pool.num_kv_heads, rows.table, _FLAT)
+
+
+def check_prefill(q: Tensor, keys: Tensor, values: Tensor, new: NewTokens, scale: float | None = None) -> int:
+    """Raise LayoutError unless these fit each other; how many query heads share a head of keys."""
+    _check_new(new, None)
+    positive_scale(scale)
+    num_kv_heads = keys.shape[1] if keys.dim() == 3 else 0
+    if num_kv_heads == 0:
+        raise LayoutError(f"keys must be bfloat16 [T, kv heads, {HEAD}], got {keys.dtype} {list(keys.shape)}; {_FLAT}")
+    for name, tensor in (("keys", keys), ("values", values)):
+        _check_operand(name, tensor, _num_tokens(keys), num_kv_heads, new.starts, _FLAT)
+    sharers = _sharers(q, _num_tokens(keys), num_kv_heads, _FLAT)
+    _check_operand("q", q, _num_tokens(keys), q.shape[1], new.starts, _FLAT)
+    return sharers
+
+
+def positive_scale(scale: float | None) -> float:
+    """What logits are multiplied by: 1 / sqrt(128) if None.  Raises LayoutError unless it is above 0 and finite."""
+    if scale is not None and not 0.0 < scale < math.inf:
+        raise LayoutError(f"scale must be above 0 and finite, got {scale}; give q its sign where it is made")
+    return HEAD**-0.5 if scale is None else scale
+
+
+def _num_tokens(tensor: Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() else 0
+
+
+def _sharers(q: Tensor, num_queries: int, num_kv_heads: int, what: str) -> int:
+    num_heads = q.shape[1] if q.dim() == 3 else 0
+    sharers = num_heads // num_kv_heads
+    if num_heads == 0 or num_heads % num_kv_heads or sharers > MAX_SHARERS:
+        raise LayoutError(
+            f"q must be bfloat16 [{num_queries}, heads, {HEAD}] with 1 to {MAX_SHARERS} times {num_kv_heads} "
+            f"heads, got {q.dtype} {list(q.shape)}; {what}, keys are not expanded"
+        )
+    return sharers
+
+
+def _check_operand(name: str, tensor: Tensor, count: int, num_heads: int, beside: Tensor, what: str) -> None:
+    """Of `count` tokens and so many heads, on the device of `beside`."""
+    hint = f"{what}; make it contiguous in bf16 where it is produced"
+    require(name, tensor, bfloat16, (count, num_heads, HEAD), hint)
+    if tensor.device != beside.device:
+        raise LayoutError(
+            f"{name} is on {tensor.device} but the rows' tables and starts on {beside.device}; keep all on one device"
+        )
     if not tensor.is_meta and tensor.data_ptr() % 16:
         raise LayoutError(f"{name} must start at a multiple of 16 bytes; was it sliced? clone it")
+    if count * num_heads > _MAX_SLOTS:
+        raise LayoutError(f"{name} has {count} tokens of {num_heads} heads, more than {_MAX_SLOTS}; divide the batch")
 
 
-def _check_paged(pool: KvPool | Fp8KvPool, rows: PagedRows) -> None:
-    if not isinstance(pool, KvPool | Fp8KvPool):
-        raise LayoutError(f"pool must be a KvPool or an Fp8KvPool, got {type(pool).__name__}; make it with `zeros`")
+def _check_new(new: NewTokens, rows: PagedRows | None) -> None:
+    if not isinstance(new, NewTokens):
+        raise LayoutError(f"new must be NewTokens, got {type(new).__name__}; put starts and max_new into one")
+    if rows is None:
+        return
+    if new.num_rows != rows.num_rows:
+        raise LayoutError(
+            f"starts must be int32 [{rows.num_rows + 1}], got [{new.num_rows + 1}]; one more than the table has rows"
+        )
+    if new.starts.device != rows.table.device:
+        raise LayoutError(
+            f"starts are on {new.starts.device} but the table on {rows.table.device}; keep all on one device"
+        )
+
+
+def _check_paged(pool: Pool, rows: PagedRows) -> None:
+    if not isinstance(pool, Pool):
+        raise LayoutError(
+            f"pool must be a KvPool, Fp8KvPool or ChannelKvPool, got {type(pool).__name__}; make it with `zeros`"
+        )
     if not isinstance(rows, PagedRows):
         raise LayoutError(f"rows must be PagedRows, got {type(rows).__name__}; put table and lengths into one")
     if rows.max_length > rows.width * pool.page_size:

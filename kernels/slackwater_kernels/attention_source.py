@@ -1,7 +1,8 @@
 """The Triton sources of attention: a step's keys and values put into their pages, and one query a row over its pages.
 
-Owns the code that runs on the GPU and nothing of its launch, which is `attention`'s.  Imported lazily, since Triton is
-not everywhere.  Tests load it a second time under Triton's interpreter.
+Owns the code that runs on the GPU and nothing of its launch, which is `attention`'s, and what attention of many queries
+a row shares with it.  Imported lazily, since Triton is not everywhere.  Tests load it a second time under Triton's
+interpreter.
 
 A program takes one chunk of one row's tokens for the query heads that share a head of keys, so keys and values are
 read once and never expanded.  The last program of a row and head merges the chunks in their order: what a row gets
@@ -20,6 +21,7 @@ from slackwater_kernels.triton_source import quantized
 
 _ROWS = tl.constexpr(16)  # the tensor core's least tile: the query heads of a head of keys, and zeros
 _PARTS = tl.constexpr(8)  # chunks that are merged at a time
+_SEARCH = tl.constexpr(128)  # starts, or pages, that are looked at at a time
 _LOWEST = tl.constexpr(float("-inf"))
 
 
@@ -56,6 +58,46 @@ def pages_of(table, first, last, num_pages, PAGE: tl.constexpr, BLOCK: tl.conste
     is_page = (pages >= 0) & (pages < num_pages)
     faults = tl.sum(tl.where(is_page, 0, 1).reshape(pages.numel), axis=0)
     return tl.where(is_page, pages, 0), faults == 0
+
+
+@triton.jit
+def part_of(starts_ptr, slot, num_rows, T, max_new, PART: tl.constexpr):
+    """(row, its first token, the one behind its last, the part's first, whether the row's starts are wrong) of a slot.
+
+    A flat batch of T tokens lies in parts of up to PART, each of one row.  Row -1 has what is in front of starts[0],
+    row `num_rows` what is behind the last row; a start that falls back counts as the highest before it.  So each token
+    is in one part and only one, whatever starts hold, and T // PART + num_rows + 2 slots are enough.  A slot whose part
+    begins at or behind the end has none.
+    """
+    i = tl.arange(0, _SEARCH)
+    after = num_rows + 1  # the row behind the slot's, whose own slots begin at start // PART + row + 1
+    for first in range(0, num_rows + 1, _SEARCH):
+        row = first + i
+        start = tl.minimum(tl.maximum(tl.load(starts_ptr + row, row <= num_rows, 0), 0), T)
+        reached = tl.where(row <= num_rows, tl.maximum(row, slot - start // PART), after)
+        after = tl.minimum(after, tl.min(reached, axis=0))
+    b = after - 1
+    begin = 0
+    for first in range(0, b + 1, _SEARCH):
+        start = tl.load(starts_ptr + first + i, first + i <= b, 0)
+        begin = tl.maximum(begin, tl.max(tl.minimum(start, T), axis=0))
+    start = tl.load(starts_ptr + b, b >= 0, 0)
+    stop = tl.load(starts_ptr + b + 1, b < num_rows, T)
+    end = tl.maximum(begin, tl.minimum(stop, T))
+    is_wrong = (start != begin) | (stop < start) | (stop > T) | (stop - start > max_new)
+    token = begin + (slot - begin // PART - b - 1) * PART
+    return b, begin, end, token, is_wrong & (b >= 0) & (b < num_rows)
+
+
+@triton.jit
+def has_pages(table, count, num_pages):
+    """Whether the pool has each of the first `count` pages of a row's table."""
+    i = tl.arange(0, _SEARCH)
+    faults = 0
+    for first in range(0, count, _SEARCH):
+        page = tl.load(table + first + i, first + i < count, 0)
+        faults = tl.maximum(faults, tl.max(tl.where((page >= 0) & (page < num_pages), 0, 1), axis=0))
+    return faults == 0
 
 
 @triton.jit
@@ -299,13 +341,21 @@ def decode_kernel(
 
 
 @triton.jit
-def append_heads(x_ptr, pool_ptr, scales_ptr, b, heads, place, mask, HEADS: tl.constexpr, FP8: tl.constexpr):
+def append_heads(
+    x_ptr, pool_ptr, scales_ptr, source, place, mask, FP8: tl.constexpr, PAGE: tl.constexpr, CHANNEL: tl.constexpr
+):
+    """Put the heads `source` of x, 128 values each, to the slots `place` of a pool.   CHANNEL: turned, without NaN."""
     d = tl.arange(0, 128)
-    x = tl.load(x_ptr + (b * HEADS + heads)[:, None] * 128 + d[None, :], mask[:, None], 0.0)
-    offsets = place[:, None] * 128 + d[None, :]
+    x = tl.load(x_ptr + source[:, None] * 128 + d[None, :], mask[:, None], 0.0)
+    if CHANNEL:
+        offsets = (place // PAGE * (PAGE * 128) + place % PAGE)[:, None] + d[None, :] * PAGE
+    else:
+        offsets = place[:, None] * 128 + d[None, :]
     if FP8:
         codes, scale, has_nan = quantized(x.to(tl.float32))
-        tl.store(pool_ptr + offsets, tl.where(has_nan[:, None], 0x7F, codes.to(tl.uint8, bitcast=True)), mask[:, None])
+        NO_CODE: tl.constexpr = 0 if CHANNEL else 0x7F
+        codes = tl.where(has_nan[:, None], NO_CODE, codes.to(tl.uint8, bitcast=True))
+        tl.store(pool_ptr + offsets, codes, mask[:, None])
         tl.store(scales_ptr + place, scale, mask)
     else:
         tl.store(pool_ptr + offsets, x, mask[:, None])
@@ -327,6 +377,7 @@ def append_kernel(
     ROWS: tl.constexpr,
     PAGE: tl.constexpr,
     FP8: tl.constexpr,
+    CHANNEL: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The last token of row b: all its heads.  Where the row is idle or its page is none of the pool's: nothing."""
@@ -341,5 +392,5 @@ def append_kernel(
     page = tl.load(table_ptr + b * width + position // PAGE)
     mask = heads < tl.where(is_kept & (page >= 0) & (page < num_pages), HEADS, 0)
     place = (page.to(tl.int64) * HEADS + heads) * PAGE + position % PAGE
-    append_heads(k_ptr, k_pool_ptr, k_scales_ptr, b, heads, place, mask, HEADS, FP8)
-    append_heads(v_ptr, v_pool_ptr, v_scales_ptr, b, heads, place, mask, HEADS, FP8)
+    append_heads(k_ptr, k_pool_ptr, k_scales_ptr, b * HEADS + heads, place, mask, FP8, PAGE, False)
+    append_heads(v_ptr, v_pool_ptr, v_scales_ptr, b * HEADS + heads, place, mask, FP8, PAGE, CHANNEL)

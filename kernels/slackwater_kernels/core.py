@@ -40,6 +40,14 @@ class MxRule(StrEnum):
     OCP_FLOOR = "ocp_floor"  # the OCP v1.0 reference: values above 1.75 times the power of two saturate
 
 
+class KvForm(StrEnum):
+    """How keys and values lie in pages."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"  # a scale a token and head
+    CHANNEL = "fp8 by channel"  # the same, but of each value all tokens of a page side by side
+
+
 def padded(count: int, to: int) -> int:
     """`count` rounded up to a multiple of `to`."""
     return -(-count // to) * to

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slackwater_kernels.core import UnsupportedError
+from slackwater_kernels.core import KvForm, UnsupportedError
 from slackwater_kernels.plan import (
     BLOCK_ROWS,
     attention_launch,
     attention_splits,
     described,
+    extend_launch,
+    flat_parts,
     gated_launch,
     gates_at_once,
     launch,
@@ -29,6 +31,7 @@ HOPPER = "sm_90"
 BLACKWELL, DATA_CENTRE = "sm_120", "sm_103"
 MX_ARCHS = (BLACKWELL, DATA_CENTRE)  # what has the block-scaled instructions that `tl.dot_scaled` becomes
 _REFERENCE = "slackwater_kernels.reference"
+_REFERENCE_MX = "slackwater_kernels.reference_mx_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,29 @@ OPERATIONS = (
         f"{_REFERENCE}.decode_attention, or torch.nn.functional.scaled_dot_product_attention with enable_gqa=True",
     ),
     Operation("decode_attention_quantize", (HOPPER,), f"{_REFERENCE}.decode_attention and quantize_activations"),
+    Operation("append_tokens", (HOPPER,), f"{_REFERENCE}.append_tokens"),
+    Operation("extend_attention", (HOPPER,), f"{_REFERENCE}.extend_attention"),
+    Operation(
+        "prefill_attention",
+        (HOPPER,),
+        f"{_REFERENCE}.prefill_attention, or torch.nn.functional.scaled_dot_product_attention of each row with "
+        "is_causal=True and enable_gqa=True",
+    ),
     Operation("quantize_mx", MX_ARCHS, f"{_REFERENCE}.quantize_mx, or quantize_activations on {HOPPER}"),
     Operation("rmsnorm_quantize_mx", MX_ARCHS, f"{_REFERENCE}.rmsnorm and quantize_mx"),
     Operation("swiglu_quantize_mx", MX_ARCHS, f"{_REFERENCE}.swiglu and quantize_mx"),
     Operation("mxgemm", MX_ARCHS, f"{_REFERENCE}.dequantize_mx and a bf16 product, or bsgemm on {HOPPER}"),
+    Operation("append_kv_mx", (BLACKWELL,), f"{_REFERENCE_MX}.append_kv_mx, or append_kv on {HOPPER}"),
+    Operation("append_tokens_mx", (BLACKWELL,), f"{_REFERENCE_MX}.append_tokens_mx, or append_tokens on {HOPPER}"),
+    Operation(
+        "decode_attention_mx", (BLACKWELL,), f"{_REFERENCE_MX}.decode_attention, or decode_attention on {HOPPER}"
+    ),
+    Operation(
+        "extend_attention_mx", (BLACKWELL,), f"{_REFERENCE_MX}.extend_attention, or extend_attention on {HOPPER}"
+    ),
+    Operation(
+        "prefill_attention_mx", (BLACKWELL,), f"{_REFERENCE_MX}.prefill_attention, or prefill_attention on {HOPPER}"
+    ),
     Operation("draw", (HOPPER, *MX_ARCHS), f"{_REFERENCE}.draw"),
 )
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
@@ -116,6 +138,24 @@ def attention_sources() -> Any:
 
 
 @cache
+def channel_attention_sources() -> Any:
+    """The module of attention's Triton kernel over values by channel."""
+    return import_module("slackwater_kernels.channel_attention_source")
+
+
+@cache
+def mx_attention_sources() -> Any:
+    """The module of attention's Triton kernels over MXFP8."""
+    return import_module("slackwater_kernels.mx_attention_source")
+
+
+@cache
+def extend_sources() -> Any:
+    """The module of the Triton kernels of attention with many queries a row."""
+    return import_module("slackwater_kernels.extend_source")
+
+
+@cache
 def sampling_sources() -> Any:
     """The module of the sampler's Triton kernel."""
     return import_module("slackwater_kernels.sampling_source")
@@ -151,15 +191,15 @@ def describe_mlp(m: int, *, block: bool) -> dict[str, object]:
     }
 
 
-def describe_attention(max_length: int, *, fp8: bool) -> dict[str, object]:
-    """What attention over rows of up to `max_length` tokens does: division, order of its sums.   fp8: the pool's form.
+def describe_attention(max_length: int, form: KvForm) -> dict[str, object]:
+    """What attention over rows of up to `max_length` tokens does: division, order of its sums.
 
     The batch is no argument: with it the number of CTAs grows and nothing else.  A row's bits follow from its own
     length, query, keys and values; they are the same alone, among others and at every `max_length` that holds it.
     """
-    chosen = attention_launch(fp8=fp8)
+    chosen = attention_launch(form)
     return {
-        "form": "fp8" if fp8 else "bf16",
+        "form": form.value,
         "launches": 1,
         "block": chosen.block,
         "chunk": chosen.chunk,
@@ -168,6 +208,27 @@ def describe_attention(max_length: int, *, fp8: bool) -> dict[str, object]:
         "stages": chosen.stages,
         "sum": f"blocks of {chosen.block} tokens in order in chunks of {chosen.chunk}, chunks in order",
         "batch_invariant": True,
+    }
+
+
+def describe_extend(num_tokens: int, num_rows: int, sharers: int, *, fp8: bool) -> dict[str, object]:
+    """What attention of T new tokens of B rows does: division, order of its sums, what a query's bits depend on.
+
+    fp8: the pool's form; prefill has that of bf16.   sharers: query heads that share a head of keys.  The sizes change
+    the number of CTAs and nothing else: a query's bits follow from its position and from the tokens up to it.
+    """
+    chosen = extend_launch(fp8=fp8)
+    return {
+        "form": "fp8" if fp8 else "bf16",
+        "launches": 1,
+        "queries": chosen.queries(sharers),
+        "block": chosen.block,
+        "parts": flat_parts(num_tokens, num_rows, chosen.queries(sharers)),
+        "warps": chosen.warps,
+        "stages": chosen.stages,
+        "sum": f"blocks of {chosen.block} keys from position 0 on, in order",
+        "batch_invariant": True,
+        "chunk_invariant": True,
     }
 
 

@@ -1,7 +1,7 @@
 """How a matrix product is divided: the order of its sum by (N, K) alone, the launch by M as well.
 
 Owns the sum tree, the measured launch table and how attention's tokens are divided.  Owns no tensor and launches
-nothing.  Called by `gemm`, `attention` and `dispatch`.
+nothing.  Called by `gemm`, `attention`, `extend` and `dispatch`.
 
 An element of the product is a sum over K / 128 blocks.  Blocks are added in order inside a leaf, leaves in order
 inside a group, groups in order.  Whether one CTA takes a leaf, a group or all of K, it adds in this order; so the bits
@@ -11,7 +11,7 @@ of a row depend neither on M nor on the launch, and no two runs differ.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from slackwater_kernels.core import GROUP
+from slackwater_kernels.core import GROUP, KvForm
 
 _RESIDENT = 264  # CTAs of 100 KB that an H200's 132 multiprocessors hold at once
 _ALONE = 132  # from so many weight tiles on, the card is busy without a split
@@ -166,11 +166,68 @@ BF16_ATTENTION = (
 )
 
 
-def attention_launch(*, fp8: bool) -> AttentionLaunch:
+# Chosen by what is in flight and by instructions, not measured.
+CHANNEL_ATTENTION = (
+    AttentionLaunch(64, 4, 4, 512),
+    AttentionLaunch(64, 4, 3, 256),
+    AttentionLaunch(64, 4, 4, 256),
+    AttentionLaunch(64, 4, 5, 1024),
+    AttentionLaunch(128, 4, 2, 512),
+    AttentionLaunch(128, 4, 3, 512),
+    AttentionLaunch(128, 8, 3, 512),
+    AttentionLaunch(128, 8, 3, 1024),
+)
+ATTENTION = {KvForm.BF16: BF16_ATTENTION, KvForm.FP8: FP8_ATTENTION, KvForm.CHANNEL: CHANNEL_ATTENTION}
+
+
+def attention_launch(form: KvForm) -> AttentionLaunch:
     """The launch of attention over keys and values of this form."""
-    return (FP8_ATTENTION if fp8 else BF16_ATTENTION)[0]
+    return ATTENTION[form][0]
 
 
 def attention_splits(max_length: int, launch: AttentionLaunch) -> int:
     """How many CTAs share a row and head of keys, where rows have up to `max_length` tokens."""
     return -(-max_length // launch.chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendLaunch:
+    """How attention of many queries a row is divided: blocks of keys from position 0 on, so `block` makes bits."""
+
+    rows: int  # of the tensor core's tile: queries times the heads that share a head of keys; 64 for each four warps
+    block: int  # keys of one step of the pipeline
+    warps: int
+    stages: int
+
+    def queries(self, sharers: int) -> int:
+        """Queries of one CTA, where so many heads share a head of keys."""
+        return self.rows // sharers
+
+
+# The first is taken: by what fits registers and shared memory, measured on no GPU yet.  Prefill takes those of bf16, so
+# that it has the bits of an extension that begins at position 0.
+FP8_EXTEND = (
+    ExtendLaunch(128, 64, 8, 3),
+    ExtendLaunch(64, 64, 4, 3),
+)
+BF16_EXTEND = (
+    ExtendLaunch(128, 64, 8, 3),
+    ExtendLaunch(128, 128, 8, 3),
+    ExtendLaunch(64, 64, 4, 2),
+)
+_APPEND_HEADS = 64  # heads of keys, and of values, that one CTA puts into pages
+
+
+def extend_launch(*, fp8: bool) -> ExtendLaunch:
+    """The launch of attention with many queries a row over keys and values of this form."""
+    return (FP8_EXTEND if fp8 else BF16_EXTEND)[0]
+
+
+def append_tokens_each(num_kv_heads: int) -> int:
+    """How many tokens one CTA puts into pages, a power of two."""
+    return max(1, _APPEND_HEADS >> (num_kv_heads - 1).bit_length())
+
+
+def flat_parts(num_tokens: int, num_rows: int, part: int) -> int:
+    """Slots enough for the parts of `part` tokens of a flat batch, whatever its rows: `attention_source.part_of`."""
+    return num_tokens // part + num_rows + 2

@@ -4,10 +4,26 @@ Owns no storage and mutates nothing but a pool that it is told to append to.  Ca
 whoever quantises where there is no GPU.
 """
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
-from slackwater_kernels.attention_layout import HEAD, Fp8KvPool, KvPool, PagedRows, check_append, check_decode
+from slackwater_kernels.attention_layout import (
+    HEAD,
+    ChannelKvPool,
+    Fp8KvPool,
+    KvPool,
+    NewTokens,
+    PagedRows,
+    Pool,
+    check_append,
+    check_append_tokens,
+    check_decode,
+    check_extend,
+    check_prefill,
+)
 from slackwater_kernels.core import GROUP, MX_BLOCK, LayoutError, MxRule, padded
 from slackwater_kernels.draws import Draws, Repeats, check
 from slackwater_kernels.layout import CanonicalMx, CanonicalWeight, Fp8Activations, require_k
@@ -170,29 +186,33 @@ def quantize_kv(x: Tensor) -> tuple[Tensor, Tensor]:
     return to_e4m3(heads * multiplier[..., None]), scale
 
 
-def append_kv(keys: Tensor, values: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows) -> None:
+def append_kv(keys: Tensor, values: Tensor, pool: Pool, rows: PagedRows) -> None:
     """Put each row's last token, keys and values [B, kv heads, 128], into its page, in place."""
     check_append(keys, values, pool, rows)
     for b, length in enumerate(rows.lengths.tolist()):
-        if not 0 < length <= rows.width * pool.page_size:
-            continue
-        page = int(rows.table[b, (length - 1) // pool.page_size])
-        if not 0 <= page < pool.num_pages:
-            continue
-        place = page, slice(None), (length - 1) % pool.page_size
-        if isinstance(pool, Fp8KvPool):
-            pool.keys[place], pool.key_scales[place] = quantize_kv(keys[b])
-            pool.values[place], pool.value_scales[place] = quantize_kv(values[b])
-        else:
-            pool.keys[place], pool.values[place] = keys[b], values[b]
+        if 0 < length <= rows.width * pool.page_size:
+            _put(keys[b], values[b], pool, rows, b, length - 1)
 
 
-def decode_attention(q: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows, scale: float | None = None) -> Tensor:
+def append_tokens(keys: Tensor, values: Tensor, pool: Pool, rows: PagedRows, new: NewTokens) -> None:
+    """Put each row's new tokens, of keys and values [T, kv heads, 128], into their pages, in place.
+
+    A row that `new` or its length makes wrong is left out.
+    """
+    check_append_tokens(keys, values, pool, rows, new)
+    for b, begin, end, is_right in _rows_of(new, keys.shape[0]):
+        length = int(rows.lengths[b])
+        if is_right and end - begin <= length <= rows.max_length:
+            for token in range(begin, end):
+                _put(keys[token], values[token], pool, rows, b, length - end + token)
+
+
+def decode_attention(q: Tensor, pool: Pool, rows: PagedRows, scale: float | None = None) -> Tensor:
     """softmax(q k * scale) v from the stored values, fp64 [B, heads, 128]; q: bf16 [B, heads, 128].
 
     An idle row is zeros; one that is longer than max_length or names a page that the pool has not is NaN.
     """
-    sharers = check_decode(q, pool, rows)
+    check_decode(q, pool, rows)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     for b, length in enumerate(rows.lengths.tolist()):
         if length == 0:
@@ -201,20 +221,97 @@ def decode_attention(q: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows, scale
         if not 0 < length <= rows.max_length or pages.min() < 0 or pages.max() >= pool.num_pages:
             out[b] = torch.nan
             continue
-        keys, values = (part[:, :length] for part in _tokens(pool, pages))
-        queries = q[b].double().view(pool.num_kv_heads, sharers, HEAD)
-        logits = queries @ keys.transpose(1, 2) * (HEAD**-0.5 if scale is None else scale)
-        out[b] = (logits.softmax(-1) @ values).view(-1, HEAD)
+        out[b] = _attended(q[b], *_tokens(pool, pages), length, scale)
     return out
 
 
-def _tokens(pool: KvPool | Fp8KvPool, pages: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of these pages one after the other, fp64 [kv heads, tokens, 128]."""
-    if isinstance(pool, Fp8KvPool):
-        keys = from_e4m3(pool.keys[pages]).double() * pool.key_scales[pages].double()[..., None]
-        values = from_e4m3(pool.values[pages]).double() * pool.value_scales[pages].double()[..., None]
+def extend_attention(
+    q: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows, new: NewTokens, scale: float | None = None
+) -> Tensor:
+    """softmax(q k * scale) v over the row's tokens up to each new one, fp64 [T, heads, 128]; q: bf16 [T, heads, 128].
+
+    Nobody's tokens are zeros; those of a row that `new`, its length or its pages make wrong are NaN.
+    """
+    check_extend(q, pool, rows, new, scale)
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    for b, begin, end, is_right in _rows_of(new, q.shape[0]):
+        if begin == end:
+            continue
+        length = int(rows.lengths[b])
+        pages = rows.table[b, : -(-length // pool.page_size)].long()
+        is_right = is_right and end - begin <= length <= rows.max_length
+        if not is_right or pages.min() < 0 or pages.max() >= pool.num_pages:
+            out[begin:end] = torch.nan
+            continue
+        keys, values = _tokens(pool, pages)
+        for token in range(begin, end):
+            out[token] = _attended(q[token], keys, values, length - end + token + 1, scale)
+    return out
+
+
+def prefill_attention(q: Tensor, keys: Tensor, values: Tensor, new: NewTokens, scale: float | None = None) -> Tensor:
+    """softmax(q k * scale) v over the row's new tokens up to each of them, fp64 [T, heads, 128].
+
+    q: bf16 [T, heads, 128].   keys, values: bf16 [T, kv heads, 128].  Nobody's tokens and wrong rows as
+    `extend_attention` has them.
+    """
+    check_prefill(q, keys, values, new, scale)
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    for _, begin, end, is_right in _rows_of(new, q.shape[0]):
+        if not is_right:
+            out[begin:end] = torch.nan
+            continue
+        own_keys, own_values = (part[begin:end].double().transpose(0, 1) for part in (keys, values))
+        for token in range(begin, end):
+            out[token] = _attended(q[token], own_keys, own_values, token - begin + 1, scale)
+    return out
+
+
+def _attended(q: Tensor, keys: Tensor, values: Tensor, length: int, scale: float | None) -> Tensor:
+    """fp64 [heads, 128] of one query [heads, 128] over the first tokens of keys and values [kv heads, tokens, 128]."""
+    queries = q.double().view(keys.shape[0], -1, HEAD)
+    logits = queries @ keys[:, :length].transpose(1, 2) * (HEAD**-0.5 if scale is None else scale)
+    return (logits.softmax(-1) @ values[:, :length]).view(-1, HEAD)
+
+
+def _rows_of(new: NewTokens, num_tokens: int) -> Iterator[tuple[int, int, int, bool]]:
+    """(row, its first token, the one behind its last, whether it is as `NewTokens` has it) of each row."""
+    starts = new.starts.tolist()
+    begin = min(max(starts[0], 0), num_tokens)
+    for b, (start, stop) in enumerate(pairwise(starts)):
+        end = max(begin, min(stop, num_tokens))
+        yield b, begin, end, start == begin and start <= stop <= num_tokens and stop - start <= new.max_new
+        begin = end
+
+
+def _put(keys: Tensor, values: Tensor, pool: Pool, rows: PagedRows, b: int, position: int) -> None:
+    """One token's keys and values [kv heads, 128] to its place, where the pool has its page."""
+    page, slot = int(rows.table[b, position // pool.page_size]), position % pool.page_size
+    if not 0 <= page < pool.num_pages:
+        return
+    place = page, slice(None), slot
+    if isinstance(pool, KvPool):
+        pool.keys[place], pool.values[place] = keys, values
+        return
+    pool.keys[place], pool.key_scales[place] = quantize_kv(keys)
+    codes, pool.value_scales[place] = quantize_kv(values)
+    if isinstance(pool, ChannelKvPool):
+        by_channel = pool.values.view(pool.num_pages, pool.num_kv_heads, HEAD, pool.page_size)
+        by_channel[page, :, :, slot] = torch.where(pool.value_scales[place].isnan()[:, None], 0, codes)
     else:
+        pool.values[place] = codes
+
+
+def _tokens(pool: Pool, pages: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of these pages one after the other, fp64 [kv heads, tokens, 128]."""
+    if isinstance(pool, KvPool):
         keys, values = pool.keys[pages].double(), pool.values[pages].double()
+    else:
+        codes = pool.values[pages]
+        if isinstance(pool, ChannelKvPool):
+            codes = codes.view(*codes.shape[:2], HEAD, pool.page_size).transpose(2, 3)
+        keys = from_e4m3(pool.keys[pages]).double() * pool.key_scales[pages].double()[..., None]
+        values = from_e4m3(codes).double() * pool.value_scales[pages].double()[..., None]
     shape = pool.num_kv_heads, -1, HEAD
     return keys.transpose(0, 1).reshape(shape), values.transpose(0, 1).reshape(shape)
 

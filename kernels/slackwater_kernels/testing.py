@@ -7,14 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from slackwater_kernels.attention_layout import HEAD, Fp8KvPool, KvPool, PagedRows
+from slackwater_kernels.attention_layout import HEAD, ChannelKvPool, Fp8KvPool, KvPool, NewTokens, PagedRows
 from slackwater_kernels.core import E4M3_NAN
 from slackwater_kernels.reference import quantize_kv
 
-NO_PAGE = (
-    -7,
-    1 << 30,
-)  # what the table holds behind a row's last page; reading there would be seen, or end the process
+NO_PAGE = (-7, 1 << 30)  # behind a row's last page; to read there would be seen, or end the process
 
 
 def scattered(
@@ -62,3 +59,28 @@ def scattered(
             else:
                 part[place] = x.bfloat16()
     return pool, PagedRows(table, torch.tensor(lengths, dtype=torch.int32, device=device), longest)
+
+
+def ragged(
+    counts: Sequence[int],
+    *,
+    ahead: int = 0,
+    behind: int = 0,
+    max_new: int | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[NewTokens, int]:
+    """Rows with so many new tokens each, one after the other, and how many tokens the flat batch has.
+
+    ahead, behind: tokens in front of the rows' and behind them that are nobody's.   max_new: the most of a row if None.
+    """
+    ends = torch.tensor([0, *counts]).cumsum(0) + ahead
+    starts = ends.to(device=device, dtype=torch.int32)
+    return NewTokens(starts, max(*counts, 1) if max_new is None else max_new), int(ends[-1]) + behind
+
+
+def by_channel(pool: Fp8KvPool) -> ChannelKvPool:
+    """The same tokens with their values turned; what was NaN among them is some number, as in slots of old tokens."""
+    numbers = torch.where((pool.values & E4M3_NAN) == E4M3_NAN, 0x7E, pool.values)
+    values = numbers.transpose(2, 3).reshape(pool.num_pages, pool.num_kv_heads, -1).contiguous()
+    sizes = pool.num_pages, pool.num_kv_heads, pool.page_size
+    return ChannelKvPool(*sizes, pool.keys.clone(), pool.key_scales.clone(), values, pool.value_scales.clone())

@@ -14,13 +14,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from slackwater_kernels import reference
 from slackwater_kernels.attention import decode_attention, run_decode_attention
-from slackwater_kernels.dispatch import attention_sources, describe_attention
+from slackwater_kernels.core import KvForm
+from slackwater_kernels.dispatch import attention_sources, channel_attention_sources, describe_attention
 from slackwater_kernels.gemm import Workspace
-from slackwater_kernels.plan import BF16_ATTENTION, FP8_ATTENTION, AttentionLaunch
-from slackwater_kernels.testing import scattered
+from slackwater_kernels.plan import ATTENTION, AttentionLaunch
+from slackwater_kernels.testing import by_channel, scattered
 
 KV_HEADS, HEADS, LENGTH, PAGE, SMALL_PAGE = 8, 32, 1024, 64, 16
-CELLS = (("64", "fp8"), ("64", "bf16"), ("1", "fp8"))  # batch and form of keys and values
+# batch and form of keys and values
+CELLS = (("64", "fp8"), ("64", "channel"), ("64", "bf16"), ("1", "fp8"), ("1", "channel"))
+FORMS = {"fp8": KvForm.FP8, "channel": KvForm.CHANNEL, "bf16": KvForm.BF16}
 PEER = "torch scaled_dot_product_attention, bf16"
 ERROR = 2.0**-8  # of the whole result against fp64 on the stored keys and values
 
@@ -29,14 +32,16 @@ Timer = Callable[[Callable[[int], Tensor], int], Any]
 
 def cell_attention(batch: int, form: str, graph_us: Timer, timed: Timer, cold_bytes: int) -> list[dict[str, Any]]:
     """µs of each launch, of pages of 16 and of torch."""
-    fp8 = form == "fp8"
+    kv_form, fp8 = FORMS[form], form != "bf16"
+    kernels = channel_attention_sources() if form == "channel" else attention_sources()
     size = batch * KV_HEADS * LENGTH * 2 * (128 + 4 if fp8 else 256)
     copies = max(2, -(-cold_bytes // size))
     q, space = torch.randn(batch, HEADS, 128, device="cuda").bfloat16(), Workspace("cuda")
 
     def paged(page_size: int) -> list[Any]:
         more = {"num_kv_heads": KV_HEADS, "page_size": page_size, "fp8": fp8, "device": "cuda"}
-        return [scattered([LENGTH] * batch, seed=i, **more) for i in range(copies)]
+        made = [scattered([LENGTH] * batch, seed=i, **more) for i in range(copies)]
+        return [(by_channel(pool), rows) for pool, rows in made] if form == "channel" else made
 
     pools = paged(PAGE)
     exact = reference.decode_attention(q, *pools[0])
@@ -44,9 +49,9 @@ def cell_attention(batch: int, form: str, graph_us: Timer, timed: Timer, cold_by
     assert error < ERROR, error
 
     def with_launch(launch: AttentionLaunch) -> Callable[[int], Tensor]:
-        return lambda i: run_decode_attention(attention_sources(), q, *pools[i], space, chosen=launch)
+        return lambda i: run_decode_attention(kernels, q, *pools[i], space, chosen=launch)
 
-    first, *others = FP8_ATTENTION if fp8 else BF16_ATTENTION
+    first, *others = ATTENTION[kv_form]
     us = graph_us(lambda i: decode_attention(q, *pools[i], space), copies)
     tried = {text(launch): timed(with_launch(launch), copies) for launch in others}
     small = paged(SMALL_PAGE)
@@ -64,7 +69,7 @@ def cell_attention(batch: int, form: str, graph_us: Timer, timed: Timer, cold_by
             "small_us": small_us,
             "peer": peer,
             "error": error,
-            "split": describe_attention(LENGTH, fp8=fp8)["split"],
+            "split": describe_attention(LENGTH, kv_form)["split"],
         }
     ]
 
@@ -75,7 +80,7 @@ def text(launch: AttentionLaunch) -> str:
 
 def attention_rows(batch: str, form: str, cell: dict[str, Any], read_tb_per_s: float) -> list[Row]:
     """The time against torch's, and for the large batch in FP8 the share of the read bandwidth that it means."""
-    what = f"decode_attention_{'' if form == 'fp8' else 'bf16_'}b{batch}"
+    what = f"decode_attention_{'' if form == 'fp8' else f'{form}_'}b{batch}"
     ran = {name: us for name, us in cell["tried"].items() if isinstance(us, float)}
     failed = [f"{name} does not run: {us}" for name, us in cell["tried"].items() if not isinstance(us, float)]
     best = min(ran, key=lambda name: ran[name])
@@ -86,8 +91,9 @@ def attention_rows(batch: str, form: str, cell: dict[str, Any], read_tb_per_s: f
     peer = cell["peer"] if isinstance(cell["peer"], float) else None
     told += [] if peer else [f"{PEER} does not run: {cell['peer']}"]
     rows = [Row(f"{what}_us", cell["us"], "µs", PEER if peer else None, peer, "; ".join(told))]
-    if (batch, form) == CELLS[0]:
+    if batch == CELLS[0][0] and form != "bf16":
         share = cell["bytes"] / cell["us"] / 1e6 / read_tb_per_s
         note = f"{cell['bytes'] / 1e6:.1f} MB of keys, values and scales; batch {batch}, length {LENGTH}, FP8"
-        rows.append(Row("decode_attention_read_ratio", share, "ratio", note=note))
+        which = "" if form == "fp8" else f"{form}_"
+        rows.append(Row(f"decode_attention_{which}read_ratio", share, "ratio", note=note))
     return rows

@@ -51,7 +51,7 @@ def cases(kernels: Any, *, every: bool) -> dict[str, Case]:
             made[f"{form} {launch}"] = decode(kernels, form, 64, launch, quantise=False)
         pool = {"k_pool_ptr": CODES[form][2], "v_pool_ptr": CODES[form][2]}
         pointers = {"k_ptr": "*bf16", "v_ptr": "*bf16"} | pool | SCALES | {"table_ptr": "*i32", "lengths_ptr": "*i32"}
-        constants = {"HEADS": 8, "ROWS": 8, "PAGE": 64, "FP8": form == "fp8", "PDL": True}
+        constants = {"HEADS": 8, "ROWS": 8, "PAGE": 64, "FP8": form == "fp8", "CHANNEL": False, "PDL": True}
         sizes = {"num_pages": "i32", "width": "i32"}
         made[f"append {form}"] = kernels.append_kernel, pointers | sizes, constants, {"num_warps": 4}
     made["fp8 quantised"] = decode(kernels, "fp8", 64, FP8_ATTENTION[0], quantise=True)

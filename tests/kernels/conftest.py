@@ -18,7 +18,15 @@ import torch
 from slackwater_kernels.numerics import from_e4m3, to_e4m3
 
 SOURCES = "slackwater_kernels.triton_source"
-ALL_SOURCES = (SOURCES, "slackwater_kernels.mxfp8_source", "slackwater_kernels.sampling_source")
+ALL_SOURCES = (
+    SOURCES,
+    "slackwater_kernels.attention_source",
+    "slackwater_kernels.channel_attention_source",
+    "slackwater_kernels.extend_source",
+    "slackwater_kernels.mx_attention_source",
+    "slackwater_kernels.mxfp8_source",
+    "slackwater_kernels.sampling_source",
+)
 
 
 def is_ours_to_reload(name: str) -> bool:
@@ -56,7 +64,7 @@ def interpreted() -> Iterator[ModuleType]:
     patch = pytest.MonkeyPatch()
     patch.setenv("TRITON_INTERPRET", "1")
     interpreter, tl = import_module("triton.runtime.interpreter"), import_module("triton.language")
-    as_is = interpreter._convert_float
+    as_is, dot_as_is = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
 
     def convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
         # The interpreter's own casts drop mantissa carries, do not saturate, cut bf16 off and lose the lowest bits of
@@ -72,7 +80,18 @@ def interpreted() -> Iterator[ModuleType]:
             return decoded.to({16: torch.float16, 32: torch.float32}[target.primitive_bitwidth]).numpy()
         return as_is(data, source, target, rounding)
 
+    def dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
+        # The interpreter keeps bf16 as its bits and would multiply those.
+        operands = [
+            interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+            if x.dtype.scalar == tl.bfloat16
+            else x
+            for x in (a, b)
+        ]
+        return dot_as_is(self, *operands, *more)
+
     patch.setattr(interpreter, "_convert_float", convert)
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
     yield import_module(SOURCES)
     patch.undo()
     for name in [name for name in sys.modules if is_ours_to_reload(name)]:

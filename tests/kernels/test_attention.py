@@ -1,12 +1,9 @@
 """Attention's own code on small shapes without a GPU, against the reference; and what every entry refuses."""
 
-import sys
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from importlib import import_module
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -22,7 +19,7 @@ from slackwater_kernels.attention import (
     run_decode_attention_quantize,
 )
 from slackwater_kernels.attention_layout import Fp8KvPool, KvPool, PagedRows
-from slackwater_kernels.core import LayoutError, UnsupportedError
+from slackwater_kernels.core import KvForm, LayoutError, UnsupportedError
 from slackwater_kernels.dispatch import describe_attention
 from slackwater_kernels.gemm import Workspace
 from slackwater_kernels.plan import (
@@ -34,7 +31,6 @@ from slackwater_kernels.plan import (
 )
 from slackwater_kernels.testing import scattered
 
-SOURCE = "slackwater_kernels.attention_source"
 SMALL = AttentionLaunch(block=16, warps=1, stages=2, chunk=32)
 WIDE = AttentionLaunch(block=64, warps=1, stages=2, chunk=64)  # a block reads several pages
 HEADS, SHARERS = 2, 4
@@ -43,28 +39,9 @@ ROUNDING, WEIGHTS = 2.0**-8, {False: 2.0**-8, True: 2.0**-10}
 
 
 @pytest.fixture(scope="module")
-def kernels(interpreted: ModuleType) -> Iterator[ModuleType]:
+def kernels(interpreted: ModuleType) -> ModuleType:
     """`slackwater_kernels.attention_source`, run by NumPy on CPU tensors."""
-    before = sys.modules.pop(SOURCE, None)
-    interpreter, tl = import_module("triton.runtime.interpreter"), import_module("triton.language")
-    patch, as_is = pytest.MonkeyPatch(), interpreter.InterpreterBuilder.create_dot
-
-    def dot(self, a, b, *more):
-        # The interpreter keeps bf16 as its bits and would multiply those.
-        operands = [
-            interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-            if x.dtype.scalar == tl.bfloat16
-            else x
-            for x in (a, b)
-        ]
-        return as_is(self, *operands, *more)
-
-    patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
-    yield import_module(SOURCE)
-    patch.undo()
-    sys.modules[f"interpreted {SOURCE}"] = sys.modules.pop(SOURCE)
-    if before is not None:
-        sys.modules[SOURCE] = before
+    return import_module("slackwater_kernels.attention_source")
 
 
 def queries(rows: int, heads: int = HEADS * SHARERS, seed: int = 0) -> torch.Tensor:
@@ -267,12 +244,12 @@ def test_chunks_hold_whole_blocks_and_cover_every_token_once(max_length, launch)
 
 
 def test_describe_says_how_tokens_are_divided_and_that_a_batch_does_not_matter():
-    told = describe_attention(1024, fp8=True)
+    told = describe_attention(1024, KvForm.FP8)
 
-    assert told["split"] == attention_splits(1024, attention_launch(fp8=True))
+    assert told["split"] == attention_splits(1024, attention_launch(KvForm.FP8))
     assert told["batch_invariant"] is True
-    assert describe_attention(4096, fp8=True)["sum"] == told["sum"]
-    assert describe_attention(1024, fp8=False)["form"] == "bf16"
+    assert describe_attention(4096, KvForm.FP8)["sum"] == told["sum"]
+    assert describe_attention(1024, KvForm.BF16)["form"] == "bf16"
 
 
 POOL, FP8 = KvPool.zeros(4, 2, 16, "cpu"), Fp8KvPool.zeros(4, 2, 16, "cpu")
@@ -331,7 +308,7 @@ def test_a_form_refuses_any_other(make, complaint):
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        pytest.param(lambda q, pool, rows: (q, pool.keys, rows), "KvPool or an Fp8KvPool, got Tensor", id="keys alone"),
+        pytest.param(lambda q, pool, rows: (q, pool.keys, rows), "ChannelKvPool, got Tensor", id="keys alone"),
         pytest.param(lambda q, pool, rows: (q, pool, rows.table), "PagedRows, got Tensor", id="a table alone"),
         pytest.param(lambda q, pool, rows: (q.float(), pool, rows), "q must be bfloat16", id="fp32 queries"),
         pytest.param(lambda q, pool, rows: (q.view(3, -1), pool, rows), "one query a row", id="flat queries"),

@@ -5,9 +5,18 @@ import torch
 
 from slackwater_kernels import dispatch
 from slackwater_kernels.core import UnsupportedError
-from slackwater_kernels.dispatch import OPERATIONS, arch, describe, matrix, require_supported, supported
+from slackwater_kernels.dispatch import (
+    OPERATIONS,
+    arch,
+    describe,
+    describe_extend,
+    matrix,
+    require_supported,
+    supported,
+)
 from slackwater_kernels.gemm import Workspace, bsgemm
 from slackwater_kernels.layout import Fp8Weight
+from slackwater_kernels.plan import extend_launch, flat_parts
 from slackwater_kernels.quantize import quantize_activations, rmsnorm_quantize, swiglu_quantize
 from slackwater_kernels.reference import quantize_activations as reference_quantize
 from slackwater_kernels.reference import quantize_weight
@@ -61,3 +70,17 @@ def test_describe_tells_the_form_and_that_rows_do_not_depend_on_each_other():
     assert one["sum"] == many["sum"] == "76 blocks in leaves of 6, 3 leaves a group"
     assert (one["split"], many["split"], gated["split"]) == (13, 5, 1)
     assert all(entry["batch_invariant"] for entry in (one, many, gated))
+
+
+def test_describe_extend_tells_that_neither_rows_nor_chunks_change_bits():
+    few, many, fp8 = (
+        describe_extend(100, 1, 4, fp8=False),
+        describe_extend(9000, 64, 4, fp8=False),
+        describe_extend(100, 1, 16, fp8=True),
+    )
+
+    assert few["sum"] == many["sum"] == f"blocks of {extend_launch(fp8=False).block} keys from position 0 on, in order"
+    assert many["parts"] == flat_parts(9000, 64, extend_launch(fp8=False).queries(4))
+    assert (few["form"], fp8["form"]) == ("bf16", "fp8")
+    assert fp8["queries"] == extend_launch(fp8=True).rows // 16
+    assert all(told["batch_invariant"] and told["chunk_invariant"] for told in (few, many, fp8))

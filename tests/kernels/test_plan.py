@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater_kernels.plan import SumTree, Take, gated_launch, launch, splits, sum_tree
+from slackwater_kernels.plan import (
+    BF16_EXTEND,
+    FP8_EXTEND,
+    SumTree,
+    Take,
+    append_tokens_each,
+    flat_parts,
+    gated_launch,
+    launch,
+    splits,
+    sum_tree,
+)
 
 SIZES = st.tuples(st.integers(1, 30_000), st.integers(1, 200).map(lambda blocks: 128 * blocks))
 
@@ -53,3 +64,25 @@ def test_partial_sums_stay_few_where_rows_are_many(size):
 def test_the_layers_of_the_model_have_the_launches_that_were_measured(n, k, tree, takes):
     assert sum_tree(n, k) == tree
     assert (launch(n, k, 1).take.value, launch(n, k, 64).take.value) == takes
+
+
+@given(st.integers(1, 64), st.integers(1, 16))
+def test_a_part_holds_whole_queries_and_fills_the_tensor_core(num_kv_heads, sharers):
+    for chosen in FP8_EXTEND + BF16_EXTEND:
+        assert chosen.rows * 4 == chosen.warps * 64  # each four warps have 64 rows of the product
+        assert 1 <= chosen.queries(sharers) * sharers <= chosen.rows
+        assert (chosen.queries(sharers) + 1) * sharers > chosen.rows
+    tokens = append_tokens_each(num_kv_heads)
+    assert tokens & (tokens - 1) == 0
+    assert tokens == 1 or tokens * num_kv_heads <= 64
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=20), st.integers(0, 30), st.integers(0, 30), st.integers(1, 40)
+)
+def test_slots_are_enough_for_the_parts_of_any_rows_and_few_are_empty(counts, ahead, behind, part):
+    slots = flat_parts(ahead + sum(counts) + behind, len(counts), part)
+
+    parts = sum(-(-count // part) for count in (ahead, *counts, behind))
+    assert parts <= slots
+    assert slots <= parts + len(counts) + 2

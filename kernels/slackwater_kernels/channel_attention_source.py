@@ -1,0 +1,229 @@
+"""The Triton source of attention over a `ChannelKvPool`: both products on Hopper's FP8 tensor cores.
+
+Owns the code that runs on the GPU and nothing of its launch, which is `attention`'s.  Imported lazily, since Triton is
+not everywhere.  Tests load it a second time under Triton's interpreter.
+
+Keys and values go from memory to the tensor cores as they lie: tokens are the 64 rows of the first product, the values
+of a head those of the second, and neither is ever in a register.  So what is multiplied with them must be FP8 too.  A
+query is taken apart into two codes, which hold a bf16 exactly, a weight into three, each 16 times finer than the one
+before; the parts are columns of one product and are put together behind it.  Scales never meet a code: a key's goes
+into the logits, a value's into the weights.
+
+Chunks, their merging and what a wrong or idle row is are those of `attention_source.decode_kernel`.
+"""
+
+# mypy: ignore-errors
+# Triton compiles these functions itself; to Python's type system `tl.constexpr` and pointers say nothing.
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from slackwater_kernels.attention_source import finite_top, merged, pages_of, store_heads
+
+_LOWEST = tl.constexpr(float("-inf"))
+_INFINITY = tl.constexpr(float("inf"))
+_STEP = tl.constexpr(16.0)  # a part is this much finer than the one before: e4m3 rounds at 2^-4 of a number
+_WEIGHT_BITS = tl.constexpr(8.0)  # weights are up to 2^8, the power of two under E4M3's largest number
+
+
+@triton.jit
+def query_parts(q_ptr, first, SHARERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(E4M3 [128, COLUMNS], a power of two of each column): column p * ROWS + r is part p of query head r.
+
+    Exact, but for what is under 2^-13 of the head's largest, which is rounded at 2^-21 of it.  What is no finite
+    number is NaN.
+    """
+    column, d = tl.arange(0, COLUMNS), tl.arange(0, 128)
+    row, part = column % ROWS, (column // ROWS)[None, :]
+    q = tl.load(q_ptr + (first + row)[None, :] * 128 + d[:, None], (row < SHARERS)[None, :], 0.0).to(tl.float32)
+    exponent = tl.minimum(tl.maximum(tl.max(tl.abs(q), axis=0).to(tl.int32, bitcast=True) >> 23, 8), 253)
+    q = tl.where(
+        tl.abs(q) < _INFINITY, q * ((261 - exponent) << 23).to(tl.float32, bitcast=True)[None, :], float("nan")
+    )
+    rest = (q - q.to(tl.float8e4nv).to(tl.float32)) * _STEP
+    parts = tl.where(part == 0, q, tl.where(part == 1, rest, 0.0))
+    return parts.to(tl.float8e4nv), ((exponent - 7) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weight_parts(weights, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """fp32 [tokens, ROWS] up to 2^8 to E4M3 [tokens, PARTS * ROWS], of which three parts are used."""
+    part = tl.arange(0, PARTS)[None, :, None]
+    second = (weights - weights.to(tl.float8e4nv).to(tl.float32)) * _STEP
+    third = (second - second.to(tl.float8e4nv).to(tl.float32)) * _STEP
+    finer = tl.where(part == 1, second[:, None, :], tl.where(part == 2, third[:, None, :], 0.0))
+    parts = tl.where(part == 0, weights[:, None, :], finer)
+    return tl.reshape(parts, (weights.shape[0], PARTS * ROWS)).to(tl.float8e4nv)
+
+
+@triton.jit
+def together(x, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """fp32 [n, PARTS * ROWS] to [n, ROWS]: each part over what it is finer by."""
+    part = tl.arange(0, PARTS)
+    size = tl.where(part == 0, 1.0, tl.where(part == 1, 1.0 / _STEP, tl.where(part == 2, 1.0 / (_STEP * _STEP), 0.0)))
+    return tl.sum(tl.reshape(x, (x.shape[0], PARTS, ROWS)) * size[None, :, None], axis=1)
+
+
+@triton.jit
+def of_each_part(x, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """[ROWS] to [PARTS * ROWS]."""
+    return tl.reshape(tl.broadcast_to(x[None, :], (PARTS, ROWS)), (PARTS * ROWS,))
+
+
+@triton.jit
+def attend(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
+    table,
+    b,
+    head,
+    first,
+    last,
+    scale,
+    num_pages,
+    HEADS: tl.constexpr,
+    SHARERS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """(weighted values [ROWS, 128], largest level [ROWS], sum of weights [ROWS]) of tokens first to last.
+
+    scale: in log2.   A level is a logit and the logarithm of its value's scale: the weight that carries that scale is
+    under 2^8 of the largest, whatever the scales.
+    """
+    n, d = tl.arange(0, BLOCK), tl.arange(0, 128)
+    q, power = query_parts(q_ptr, (b * HEADS + head) * SHARERS, SHARERS, ROWS, PARTS * ROWS)
+    power = tl.max(tl.reshape(power, (PARTS, ROWS)), axis=0) * scale
+    pages, are_pages = pages_of(table, first, last, num_pages, PAGE, BLOCK, CHUNK)
+    total = tl.zeros((128, PARTS * ROWS), tl.float32)
+    norms = tl.zeros((BLOCK, ROWS), tl.float32)
+    top = tl.full((ROWS,), _LOWEST, tl.float32)
+    for start in tl.range(first, last, BLOCK, num_stages=STAGES):
+        is_live = start + n < last
+        is_block = tl.arange(0, CHUNK // BLOCK) == (start - first) // BLOCK
+        if BLOCK <= PAGE:
+            page = tl.sum(tl.where(is_block, pages, 0), axis=0)
+            inside = tl.multiple_of(start % PAGE, BLOCK)
+            base = (page * HEADS + head).to(tl.int64) * PAGE
+            k_tile, scale_at = k_ptr + (base + inside) * 128, base + inside
+            v_tile, slot, column = v_ptr + base * 128 + inside, n, n
+        else:
+            page = tl.sum(tl.where(is_block[:, None], pages, 0), axis=0)
+            base = ((page * HEADS + head).to(tl.int64) * PAGE)[:, None]
+            k_tile, v_tile, scale_at = k_ptr, v_ptr, 0
+            slot = (base + tl.arange(0, PAGE)[None, :]).reshape(BLOCK)
+            column = (base * 128 + tl.arange(0, PAGE)[None, :]).reshape(BLOCK)
+            column = tl.max_contiguous(tl.multiple_of(column, PAGE), PAGE)
+        # Slots behind the last token have scales that may be anything, and codes that are numbers: their keys make
+        # logits that are not looked at, their values meet the weight 0.
+        k = tl.load(k_tile + slot[:, None] * 128 + d[None, :])
+        v = tl.load(v_tile + d[:, None] * PAGE + column[None, :])
+        k_scale = tl.load(k_scales_ptr + scale_at + slot)
+        v_scale = tl.load(v_scales_ptr + scale_at + slot)
+        s = together(tl.dot(k, q), ROWS, PARTS) * k_scale[:, None] * power[None, :]
+        s = tl.where(is_live[:, None], s + tl.log2(v_scale)[:, None], _LOWEST)
+        highest = tl.maximum(top, tl.max(s, axis=0))
+        level = finite_top(highest)
+        weights = tl.exp2(s - (level - _WEIGHT_BITS)[None, :])
+        shrink = tl.exp2(top - level)
+        # Summed by token, and over tokens once at the end: each sum over tokens is one over all warps.
+        norms = norms * shrink[None, :] + tl.where(is_live[:, None], weights / v_scale[:, None], 0.0)
+        total = total * of_each_part(shrink, ROWS, PARTS)[None, :] + tl.dot(v, weight_parts(weights, ROWS, PARTS))
+        top = highest
+    norm = tl.sum(norms, axis=0) + tl.where(are_pages, 0.0, float("nan"))
+    return tl.trans(together(total, ROWS, PARTS)), top, norm
+
+
+@triton.jit(do_not_specialize=["scale", "max_length", "num_pages", "width", "MP"])
+def decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
+    table_ptr,
+    lengths_ptr,
+    out_ptr,
+    out_scales_ptr,
+    partials_ptr,
+    stats_ptr,
+    counters_ptr,
+    scale,
+    max_length,
+    num_pages,
+    width,
+    MP,
+    HEADS: tl.constexpr,
+    SHARERS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+    QUANTISE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One chunk of a row and head of keys.  ROWS: the power of two from SHARERS up."""
+    PARTS: tl.constexpr = 16 // ROWS if ROWS < 4 else 4  # the tensor core takes 16 columns or more
+    head, b, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()  # the kernel in front writes the step's token, and the lengths change in a graph
+    length = tl.load(lengths_ptr + b)
+    is_wrong = (length < 0) | (length > max_length)
+    length = tl.where(is_wrong, 0, length)
+    live = (length + CHUNK - 1) // CHUNK
+    if chunk < tl.maximum(live, 1):
+        first = chunk * CHUNK
+        total, top, norm = attend(
+            q_ptr,
+            k_ptr,
+            v_ptr,
+            k_scales_ptr,
+            v_scales_ptr,
+            table_ptr + b * width,
+            b,
+            head,
+            first,
+            tl.minimum(first + CHUNK, length),
+            scale,
+            num_pages,
+            HEADS,
+            SHARERS,
+            ROWS,
+            PARTS,
+            PAGE,
+            BLOCK,
+            CHUNK,
+            STAGES,
+        )
+        if live <= 1:
+            fill = tl.where(is_wrong, float("nan"), 0.0)
+            store_heads(
+                total, norm, fill, live == 0, out_ptr, out_scales_ptr, b, head, MP, HEADS, SHARERS, ROWS, QUANTISE
+            )
+        else:
+            row, d = tl.arange(0, ROWS), tl.arange(0, 128)
+            pair = b * HEADS + head
+            splits = tl.num_programs(2)
+            partials = partials_ptr + pair.to(tl.int64) * splits * (ROWS * 128)
+            stats = stats_ptr + pair * splits * (2 * ROWS)
+            tl.store(partials + chunk * (ROWS * 128) + row[:, None] * 128 + d[None, :], total)
+            tl.store(stats + chunk * (2 * ROWS) + row, top)
+            tl.store(stats + chunk * (2 * ROWS) + ROWS + row, norm)
+            tl.debug_barrier()  # every thread's part is written before one of them says so
+            arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel", scope="gpu")
+            if arrived == live - 1:
+                whole, weight = merged(partials, stats, live, ROWS)
+                store_heads(
+                    whole, weight, 0.0, False, out_ptr, out_scales_ptr, b, head, MP, HEADS, SHARERS, ROWS, QUANTISE
+                )
+                tl.store(counters_ptr + pair, 0)  # ready for the next launch
