@@ -253,6 +253,51 @@ def merged(partials, stats, live, ROWS: tl.constexpr):
     return total, norm
 
 
+@triton.jit
+def finish_chunk(
+    total,
+    top,
+    norm,
+    live,
+    is_wrong,
+    out_ptr,
+    out_scales_ptr,
+    partials_ptr,
+    stats_ptr,
+    counters_ptr,
+    MP,
+    HEADS: tl.constexpr,
+    SHARERS: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    QUANTISE: tl.constexpr,
+):
+    """Store a row's heads if it has one chunk, else this chunk's part; who ends last of `live` chunks merges them.
+
+    The program's ids are a head of keys, a row and a chunk.   total: fp32 [TILE, 128], of which ROWS count.
+    """
+    head, b, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if live <= 1:
+        fill = tl.where(is_wrong, float("nan"), 0.0)
+        store_heads(total, norm, fill, live == 0, out_ptr, out_scales_ptr, b, head, MP, HEADS, SHARERS, TILE, QUANTISE)
+    else:
+        row, d = tl.arange(0, TILE), tl.arange(0, 128)
+        pair = b * HEADS + head
+        splits = tl.num_programs(2)
+        partials = partials_ptr + pair.to(tl.int64) * splits * (ROWS * 128)
+        stats = stats_ptr + pair * splits * (2 * ROWS)
+        is_row = row < ROWS
+        tl.store(partials + chunk * (ROWS * 128) + row[:, None] * 128 + d[None, :], total, is_row[:, None])
+        tl.store(stats + chunk * (2 * ROWS) + row, top, is_row)
+        tl.store(stats + chunk * (2 * ROWS) + ROWS + row, norm, is_row)
+        tl.debug_barrier()  # every thread's part is written before one of them says so
+        arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel", scope="gpu")
+        if arrived == live - 1:
+            whole, weight = merged(partials, stats, live, ROWS)
+            store_heads(whole, weight, 0.0, False, out_ptr, out_scales_ptr, b, head, MP, HEADS, SHARERS, ROWS, QUANTISE)
+            tl.store(counters_ptr + pair, 0)  # ready for the next launch
+
+
 @triton.jit(do_not_specialize=["scale", "max_length", "num_pages", "width", "MP"])
 def decode_kernel(
     q_ptr,
@@ -315,29 +360,24 @@ def decode_kernel(
             STAGES,
             FP8,
         )
-        if live <= 1:
-            fill = tl.where(is_wrong, float("nan"), 0.0)
-            store_heads(
-                total, norm, fill, live == 0, out_ptr, out_scales_ptr, b, head, MP, HEADS, SHARERS, _ROWS, QUANTISE
-            )
-        else:
-            row, d = tl.arange(0, _ROWS), tl.arange(0, 128)
-            pair = b * HEADS + head
-            splits = tl.num_programs(2)
-            partials = partials_ptr + pair.to(tl.int64) * splits * (ROWS * 128)
-            stats = stats_ptr + pair * splits * (2 * ROWS)
-            is_row = row < ROWS
-            tl.store(partials + chunk * (ROWS * 128) + row[:, None] * 128 + d[None, :], total, is_row[:, None])
-            tl.store(stats + chunk * (2 * ROWS) + row, top, is_row)
-            tl.store(stats + chunk * (2 * ROWS) + ROWS + row, norm, is_row)
-            tl.debug_barrier()  # every thread's part is written before one of them says so
-            arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel", scope="gpu")
-            if arrived == live - 1:
-                whole, weight = merged(partials, stats, live, ROWS)
-                store_heads(
-                    whole, weight, 0.0, False, out_ptr, out_scales_ptr, b, head, MP, HEADS, SHARERS, ROWS, QUANTISE
-                )
-                tl.store(counters_ptr + pair, 0)  # ready for the next launch
+        finish_chunk(
+            total,
+            top,
+            norm,
+            live,
+            is_wrong,
+            out_ptr,
+            out_scales_ptr,
+            partials_ptr,
+            stats_ptr,
+            counters_ptr,
+            MP,
+            HEADS,
+            SHARERS,
+            _ROWS,
+            ROWS,
+            QUANTISE,
+        )
 
 
 @triton.jit

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from slackwater_kernels.attention_source import finite_top, merged, pages_of, store_heads
+from slackwater_kernels.attention_source import finish_chunk, finite_top, pages_of
 
 _LOWEST = tl.constexpr(float("-inf"))
 _INFINITY = tl.constexpr(float("inf"))
@@ -205,25 +205,21 @@ def decode_kernel(
             CHUNK,
             STAGES,
         )
-        if live <= 1:
-            fill = tl.where(is_wrong, float("nan"), 0.0)
-            store_heads(
-                total, norm, fill, live == 0, out_ptr, out_scales_ptr, b, head, MP, HEADS, SHARERS, ROWS, QUANTISE
-            )
-        else:
-            row, d = tl.arange(0, ROWS), tl.arange(0, 128)
-            pair = b * HEADS + head
-            splits = tl.num_programs(2)
-            partials = partials_ptr + pair.to(tl.int64) * splits * (ROWS * 128)
-            stats = stats_ptr + pair * splits * (2 * ROWS)
-            tl.store(partials + chunk * (ROWS * 128) + row[:, None] * 128 + d[None, :], total)
-            tl.store(stats + chunk * (2 * ROWS) + row, top)
-            tl.store(stats + chunk * (2 * ROWS) + ROWS + row, norm)
-            tl.debug_barrier()  # every thread's part is written before one of them says so
-            arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel", scope="gpu")
-            if arrived == live - 1:
-                whole, weight = merged(partials, stats, live, ROWS)
-                store_heads(
-                    whole, weight, 0.0, False, out_ptr, out_scales_ptr, b, head, MP, HEADS, SHARERS, ROWS, QUANTISE
-                )
-                tl.store(counters_ptr + pair, 0)  # ready for the next launch
+        finish_chunk(
+            total,
+            top,
+            norm,
+            live,
+            is_wrong,
+            out_ptr,
+            out_scales_ptr,
+            partials_ptr,
+            stats_ptr,
+            counters_ptr,
+            MP,
+            HEADS,
+            SHARERS,
+            ROWS,
+            ROWS,
+            QUANTISE,
+        )

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from slackwater_kernels.attention_source import finite_top, has_pages, merged, pages_of, part_of, store_heads
+from slackwater_kernels.attention_source import finish_chunk, finite_top, has_pages, pages_of, part_of
 from slackwater_kernels.mxfp8_source import exponent_byte
 from slackwater_kernels.triton_source import quantized
 
@@ -205,25 +205,10 @@ def decode_mx_kernel(
             num_pages, even, odd, top, norm, HEADS, PAGE, BLOCK, CHUNK, STAGES, _ROWS, True, True,
         )  # fmt: skip
         total = tl.join(even, odd).reshape(_ROWS, 128)
-        if live <= 1:
-            fill = tl.where(is_wrong, float("nan"), 0.0)
-            store_heads(total, norm, fill, live == 0, out_ptr, out_ptr, b, head, 0, HEADS, SHARERS, _ROWS, False)
-        else:
-            d = tl.arange(0, 128)
-            pair = b * HEADS + head
-            splits = tl.num_programs(2)
-            partials = partials_ptr + pair.to(tl.int64) * splits * (ROWS * 128)
-            stats = stats_ptr + pair * splits * (2 * ROWS)
-            is_row = row < ROWS
-            tl.store(partials + chunk * (ROWS * 128) + row[:, None] * 128 + d[None, :], total, is_row[:, None])
-            tl.store(stats + chunk * (2 * ROWS) + row, top, is_row)
-            tl.store(stats + chunk * (2 * ROWS) + ROWS + row, norm, is_row)
-            tl.debug_barrier()  # every thread's part is written before one of them says so
-            arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel", scope="gpu")
-            if arrived == live - 1:
-                whole, weight = merged(partials, stats, live, ROWS)
-                store_heads(whole, weight, 0.0, False, out_ptr, out_ptr, b, head, 0, HEADS, SHARERS, ROWS, False)
-                tl.store(counters_ptr + pair, 0)  # ready for the next launch
+        finish_chunk(
+            total, top, norm, live, is_wrong, out_ptr, out_ptr, partials_ptr, stats_ptr, counters_ptr, 0, HEADS,
+            SHARERS, _ROWS, ROWS, False,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["scale", "T", "num_rows", "max_new", "max_length", "num_pages", "width"])
