@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from slackwater_kernels.attention_source import finish_chunk, finite_top, pages_of
+from slackwater_kernels.paged_source import finish_chunk, finite_top, pages_of
 
 _LOWEST = tl.constexpr(float("-inf"))
 _INFINITY = tl.constexpr(float("inf"))

@@ -22,7 +22,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from slackwater_kernels.attention_source import append_heads, finite_top, has_pages, part_of, without_power
+from slackwater_kernels.attention_source import append_heads, without_power
+from slackwater_kernels.paged_source import finite_top, has_pages, part_of
 
 _LOWEST = tl.constexpr(float("-inf"))
 _INFINITY = tl.constexpr(float("inf"))

@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from slackwater_kernels.attention_source import finish_chunk, finite_top, has_pages, pages_of, part_of
 from slackwater_kernels.mxfp8_source import exponent_byte
+from slackwater_kernels.paged_source import finish_chunk, finite_top, has_pages, pages_of, part_of
 from slackwater_kernels.triton_source import quantized
 
 _ROWS = tl.constexpr(16)  # the tensor core's least tile: the query heads of a head of keys, and zeros

@@ -229,5 +229,5 @@ def append_tokens_each(num_kv_heads: int) -> int:
 
 
 def flat_parts(num_tokens: int, num_rows: int, part: int) -> int:
-    """Slots enough for the parts of `part` tokens of a flat batch, whatever its rows: `attention_source.part_of`."""
+    """Slots enough for the parts of `part` tokens of a flat batch, whatever its rows: `paged_source.part_of`."""
     return num_tokens // part + num_rows + 2

@@ -25,6 +25,7 @@ ALL_SOURCES = (
     "slackwater_kernels.extend_source",
     "slackwater_kernels.mx_attention_source",
     "slackwater_kernels.mxfp8_source",
+    "slackwater_kernels.paged_source",
     "slackwater_kernels.sampling_source",
 )
 
