@@ -225,6 +225,16 @@ def test_stale_signals_keep_the_floor_and_hold_everything_else():
     assert made.need_replicas == (("tts", 3),)
 
 
+def test_a_service_that_was_never_heard_stops_lending_only_while_it_has_replicas():
+    unheard = service(replace(load(0, stale=True), age_s=math.inf), least=0)
+
+    nothing = checked(snapshot([node(3, free=3)], (), [unheard], [job()]))
+    serving = checked(snapshot([node(3, free=2)], fleet(1), [unheard], [job()]))
+
+    assert acts(nothing) == [(Verb.START, "clean", 3, Reason.IDLE)]
+    assert serving.actions == ()
+
+
 def test_stale_signals_of_one_service_do_not_stop_lending_on_other_flavors():
     nodes = [node(1, free=1), node(1, free=1, name="b", flavor="old")]
 

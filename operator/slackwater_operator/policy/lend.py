@@ -39,9 +39,11 @@ def lend(draft: Draft, services: Sequence[Serving]) -> None:
 
     A GPU is lent only if, going by the slope, inference will not want it before the worker has
     started and reached its first durable point.  A floor waits neither for that nor for `lend_after_s`.
-    Nothing is lent on flavors of a service whose signals are stale.
+    Nothing is lent on flavors of a service whose signals are stale.  One that was never heard and has no replica, as
+    where the operator may not make its gateway, holds nobody up: no traffic reaches it.
     """
-    stale = {v.flavor for serving in services if serving.service.load.stale for v in serving.service.variants}
+    unsure = [serving for serving in services if serving.service.load.stale and (serving.was_heard or serving.has_any)]
+    stale = {variant.flavor for serving in unsure for variant in serving.service.variants}
     kept: dict[int, dict[str, int]] = {}  # by how long a worker takes until something is durable
     jobs = [_appetite(draft, job, services, kept) for job in sorted(draft.snapshot.jobs, key=lambda job: job.uid)]
     for wish in jobs:

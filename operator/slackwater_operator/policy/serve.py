@@ -5,6 +5,7 @@ for the rest.  Down slowly: only a surplus that lasted, a tenth of the replicas 
 cut no stream.  Called by `planner` for each service, the first of the parts.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -71,6 +72,16 @@ class Serving:
             if draft.pool.take_free(workload.flavor, workload.gpus):
                 self.supply.add(self._slots(workload))
                 self._pending += 1
+
+    @property
+    def was_heard(self) -> bool:
+        """Whether there is any sample of its traffic, however old."""
+        return math.isfinite(self.service.load.age_s)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything serves, will serve or still serves."""
+        return bool(self.staying or self.displaced or self.draining or self._pending)
 
     def grow(self, reason: Reason) -> None:
         """Bring the supply up to the floor (Reason.FLOOR) or to the need of its traffic (Reason.TRAFFIC)."""
