@@ -11,10 +11,10 @@ RECORDINGS := $(CACHE)/recordings
 
 CLUSTER := PYTHONPATH=tests/controlplane $(BIN)/python -m slackwater_controlplane
 
-.PHONY: help demo test test-long check lint fmt bench crds manifests cubins lock test-gpu slurm-up slurm-down cluster-up cluster-down images clean
+.PHONY: help demo test test-long check lint fmt bench crds manifests cubins lock test-gpu slurm-up slurm-down cluster-up cluster-images cluster-env cluster-down images clean
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 demo:  ## run the main job on this machine: real requests, real cleaning, real evictions (INPUT=DIR for your own recordings)
 	@.setup/setup demo
@@ -85,8 +85,17 @@ slurm-down:  ## end it with all its jobs
 
 cluster-up:  ## start a real Kubernetes on this machine: two nodes, GPUs that are only counted (as root)
 	@.setup/setup dev
-	@.setup/controlplane control-plane kwok nodes
+	@.setup/controlplane control-plane kwok $(if $(findstring --nodes,$(or $(ARGS),--nodes 2)),nodes)
 	@$(CLUSTER) up $(or $(ARGS),--nodes 2)
+
+cluster-images:  ## build operator and worker and bring them to that cluster's nodes, with recordings to clean (again after changes)
+	@.setup/setup dev
+	@.setup/recordings "$(RECORDINGS)"
+	@.setup/images --tools
+	@PATH=$$PATH:/usr/sbin $(CLUSTER) images
+
+cluster-env:  ## kubectl and slackwater for a shell: eval "$(make cluster-env)"
+	@$(CLUSTER) env
 
 cluster-down:  ## end it with all its pods
 	@$(CLUSTER) down

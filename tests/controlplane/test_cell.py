@@ -104,6 +104,22 @@ def test_shows_its_mounts_inside_only(tmp_path: Path) -> None:
     assert Path("/proc/sys/kernel/panic").read_text() == real
 
 
+def test_shows_a_folder_that_nobody_writes_and_leaves_none_on_the_machine(tmp_path: Path) -> None:
+    source, fresh = tmp_path / "source", tmp_path / "fresh"
+    for folder in (source, fresh):
+        folder.mkdir()
+    (source / "seen").touch()
+    mounts = Mounts(scratch=(str(fresh),), views=((source, f"{fresh}/below/it"),))
+
+    with Cell(CGROUP, tmp_path / "cell", mounts=mounts) as cell:
+        script = f"ls {fresh}/below/it; touch {fresh}/below/it/written"
+        answer = subprocess.run([*cell.enter(), "/bin/sh", "-c", script], capture_output=True, text=True, check=False)
+
+    assert answer.stdout == "seen\n"
+    assert "Read-only file system" in answer.stderr
+    assert not list(fresh.iterdir())
+
+
 def test_says_what_it_cannot_mount(tmp_path: Path) -> None:
     mounts = Mounts(binds=((tmp_path / "missing", str(tmp_path / "target")),))
 

@@ -32,7 +32,7 @@ from slackwater_operator.testing.resources import (
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "manifests/crd" / f"{kind.plural}.yaml" for kind in names.KINDS]
-SAMPLES = ROOT / "manifests/samples/kubernetes"
+SAMPLES = ROOT / "manifests/samples"
 MODELS = {model.names.kind: model for model in KINDS}
 SEED = 7
 NUM_CHANGES = 100  # of each object
@@ -126,12 +126,14 @@ def test_the_server_and_our_offline_judge_agree_on_every_field(admin: Admin, nam
         assert bool(said) == bool(ours), f"{change}: the server {said or 'takes it'}; we {ours or 'take it'}"
 
 
-def test_the_samples_are_taken(admin: Admin, place: str) -> None:
-    objects = [obj for file in SAMPLES.glob("[!k]*.yaml") for obj in yaml.safe_load_all(file.read_text())]
+@pytest.mark.parametrize(("folder", "count"), [("kubernetes", 9), ("cluster-up", 5)])
+def test_the_samples_are_taken(admin: Admin, place: str, folder: str, count: int) -> None:
+    files = (SAMPLES / folder).glob("[!k]*.yaml")
+    objects = [obj for file in files for obj in yaml.safe_load_all(file.read_text()) if obj["kind"] in MODELS]
 
     answers = [tried(admin, in_place(obj, place)) for obj in objects]
 
-    assert len(answers) == 9
+    assert len(answers) == count
     assert not [answer.headers.get("Warning") for answer in answers if "Warning" in answer.headers]
 
 

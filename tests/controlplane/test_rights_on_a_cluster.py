@@ -115,6 +115,7 @@ NEEDED = (
         for room in (INFERENCE, WORKERS)
     ),
     *(Right(verb, "events", "events.k8s.io") for verb in ("create", "patch")),
+    *(Right("list", "events", "events.k8s.io", room) for room in (INFERENCE, WORKERS)),
     Right("create", "leases", "coordination.k8s.io", SYSTEM),
     *(Right(verb, "leases", "coordination.k8s.io", SYSTEM, names.LEASE) for verb in ("get", "update")),
 )

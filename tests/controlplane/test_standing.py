@@ -74,6 +74,27 @@ def test_what_is_not_up_is_said(run: Run) -> None:
     assert (down.returncode, down.stdout) == (0, "no cluster was up\n")
 
 
+@pytest.mark.parametrize("word", ["images", "env"])
+def test_what_needs_a_cluster_says_how_to_start_one(run: Run, word: str) -> None:
+    done = run(word)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "[controlplane] no cluster is up; `make cluster-up` starts one\n"
+
+
+def test_a_shell_that_takes_the_words_of_env_speaks_to_the_cluster(run: Run) -> None:
+    run("up", "--fake-nodes", "1")
+
+    env, images = run("env"), run("images")
+    script = f"{env.stdout} kubectl get nodes -o name && command -v slackwater"
+    typed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+
+    assert typed.stdout.splitlines() == ["node/fake-h200-0", str(Path(sys.prefix) / "bin/slackwater")]
+    assert images.stderr == (
+        "[controlplane] fake nodes run no image; after `make cluster-down`, `make cluster-up` has real ones\n"
+    )
+
+
 def test_down_ends_the_rest_of_a_cluster_whose_process_was_killed(run: Run, cache: Path) -> None:
     run("up", "--fake-nodes", "0")
     state = Standing(cache).state()

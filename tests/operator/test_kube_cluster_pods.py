@@ -35,6 +35,17 @@ def made_replica(template: dict[str, Any] | None = None, *, is_bound: bool = Tru
     return replica(service, given, "r1", place(is_bound=is_bound), 2, "tts-0001", "traffic", reclaim)
 
 
+@pytest.mark.parametrize(("asked_s", "given_s"), [(None, 120), (5, 120), (600, 600)])
+def test_a_replica_that_somebody_else_ends_has_the_time_that_its_streams_were_promised(
+    asked_s: int | None, given_s: int
+) -> None:
+    grace = {} if asked_s is None else {"terminationGracePeriodSeconds": asked_s}
+
+    body = made_replica({"spec": {"containers": [{"name": "engine", "image": "engine:1"}], **grace}})
+
+    assert body["spec"]["terminationGracePeriodSeconds"] == given_s
+
+
 def test_a_worker_speaks_its_command_line_with_ledger_receipt_and_its_own_name() -> None:
     spec = made_worker()["spec"]
 

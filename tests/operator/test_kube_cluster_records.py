@@ -7,12 +7,13 @@ import pytest
 
 from slackwater_operator.cluster.kube.ports import WorkerProgress
 from slackwater_operator.core import Reason
-from slackwater_operator.kube.types import NODES
+from slackwater_operator.kube.types import NODES, PODS
 from slackwater_operator.resources import Reclaim, names, parse
 from slackwater_operator.testing.kube_operator import RECLAIMS
 from slackwater_operator.testing.kube_world import World
 
 RECEIPT = json.dumps({"path": "/ledger/part/h0/1", "size_bytes": 9, "sha256": "ab" * 32, "unit": "u", "items": 7})
+NEVER = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": "The container could not be located"}
 
 
 async def test_a_take_back_costs_few_writes_and_its_record_tells_all() -> None:
@@ -82,19 +83,22 @@ async def test_a_status_that_arrives_after_another_leader_has_written_the_end_ch
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "holds", "outcome", "verified"),
+    ("code", "message", "holds", "outcome", "verified", "lost_s"),
     [
-        pytest.param(75, RECEIPT, True, "Checkpointed", True, id="receipt found in the ledger"),
-        pytest.param(75, RECEIPT, False, "Lost", False, id="receipt not found"),
-        pytest.param(75, "", True, "Checkpointed", True, id="nothing was claimed"),
-        pytest.param(143, "", True, "Checkpointed", True, id="it had not begun"),
-        pytest.param(137, RECEIPT, True, "Timeout", True, id="killed"),
-        pytest.param(1, RECEIPT, True, "Lost", True, id="failed on its way out"),
-        pytest.param(75, RECEIPT, None, "Unverified", None, id="no keeper for 30 s"),
+        pytest.param(75, RECEIPT, True, "Checkpointed", True, 0.0, id="receipt found in the ledger"),
+        pytest.param(75, RECEIPT, False, "Lost", False, 2.0, id="receipt not found"),
+        pytest.param(137, RECEIPT, False, "Lost", False, 2.0, id="killed, and its receipt not found"),
+        pytest.param(75, "", False, "Checkpointed", True, 0.0, id="nothing was claimed"),
+        pytest.param(143, "", False, "Checkpointed", True, 0.0, id="it had not begun"),
+        pytest.param(2, "", False, "Checkpointed", True, 0.0, id="its runtime was still making the container"),
+        pytest.param(137, RECEIPT, True, "Timeout", True, 2.0, id="killed"),
+        pytest.param(137, "", False, "Timeout", True, 2.0, id="killed with nothing durable"),
+        pytest.param(1, RECEIPT, True, "Checkpointed", True, 2.0, id="failed on its way out"),
+        pytest.param(75, RECEIPT, None, "Unverified", None, 2.0, id="no keeper for 30 s"),
     ],
 )
-async def test_a_victim_is_lossless_only_when_the_keeper_has_found_its_receipt(
-    code: int, message: str, holds: bool | None, outcome: str, verified: bool | None
+async def test_only_a_receipt_that_the_keeper_does_not_find_is_lost_work(
+    code: int, message: str, holds: bool | None, outcome: str, verified: bool | None, lost_s: float
 ) -> None:
     async with World() as world:
         _, workers = await world.full_node()
@@ -107,9 +111,57 @@ async def test_a_victim_is_lossless_only_when_the_keeper_has_found_its_receipt(
         await world.tend(31.0)
 
         [victim] = parse(Reclaim, world.reclaims()[0]).status.victims
-        assert (victim.outcome, victim.verified) == (outcome, verified)
-        assert victim.lost_s == (0.0 if outcome == "Checkpointed" else 2.0)
-        assert world.cluster.jobs()[0].lost == (outcome != "Checkpointed")
+        job = world.cluster.jobs()[0]
+        assert (victim.outcome, victim.verified, victim.lost_s) == (outcome, verified, lost_s)
+        assert (job.lost, job.unverified) == (verified is False, verified is None)
+        assert (job.durable_wall_s is not None) == (message == RECEIPT and verified is True)
+
+
+async def test_a_worker_that_is_killed_or_never_ran_has_lost_nothing_durable() -> None:
+    async with World() as world:
+        _, workers = await world.full_node(4)
+        world.progress.holds = False
+        await world.evict(workers[:1], reason=Reason.LIMIT)
+        gone = world.pod(workers[0])
+        gone["status"] |= {"phase": "Failed", "containerStatuses": [{"name": "worker", "state": {"terminated": NEVER}}]}
+        world.fake.put(PODS, gone)
+        world.finish(workers[1], 137, RECEIPT)  # nobody asked it to go
+
+        await world.tend()
+
+        [victim] = parse(Reclaim, world.reclaims()[0]).status.victims
+        assert (victim.outcome, victim.verified, victim.lost_s) == ("Checkpointed", True, 0.0)
+        assert world.cluster.jobs()[0].lost == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "holds", "status", "reason", "said"),
+    [
+        pytest.param(75, RECEIPT, True, "True", "AllCheckpointed", "", id="lossless"),
+        pytest.param(1, RECEIPT, True, "True", "AllCheckpointed", "2 GPU-seconds after them are done again", id="late"),
+        pytest.param(75, RECEIPT, False, "False", "WorkLost", "slackwater clean verify", id="lost"),
+        pytest.param(137, RECEIPT, True, "False", "KilledAtDeadline", "nothing durable is lost", id="killed"),
+        pytest.param(75, RECEIPT, None, "Unknown", "NotVerified", "nobody could look", id="unverified"),
+    ],
+)
+async def test_a_take_back_says_of_which_workers_it_speaks_and_what_was_lost(
+    code: int, message: str, holds: bool | None, status: str, reason: str, said: str
+) -> None:
+    async with World() as world:
+        _, workers = await world.full_node()
+        world.progress.holds = holds
+        world.progress.workers[workers[0].split("/")[1]] = WorkerProgress(998.0, 1, "h0")
+        await world.evict(workers[:1], reason=Reason.LIMIT)
+        world.finish(workers[0], code, message)
+
+        await world.tend()
+        await world.tend(31.0)
+
+        found = parse(Reclaim, world.reclaims()[0]).status.condition("Lossless")
+        assert found is not None
+        assert (found.status, found.reason) == (status, reason)
+        assert said in found.message
+        assert (workers[0] in found.message) == (reason != "AllCheckpointed")
 
 
 async def test_a_late_victim_is_said_once_and_forced_out_only_where_no_kubelet_can() -> None:
@@ -129,3 +181,15 @@ async def test_a_late_victim_is_said_once_and_forced_out_only_where_no_kubelet_c
         assert workers[0] in there
         assert workers[0] not in world.pods(names.POD_CLEANING)
         assert world.events.count((late["metadata"]["name"], "ReclaimDeadlineExceeded")) == 1
+
+
+async def test_a_killed_worker_s_receipt_is_told_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    async with World() as world:
+        _, workers = await world.full_node(1)
+        world.finish(workers[0], 137, RECEIPT)
+
+        await world.tend()
+
+        said = world.cluster.jobs()[0].refusal
+        assert "ended with 137: it left no word on why; its first 7 items are durable" in said
+        assert "sha256" not in said + caplog.text

@@ -228,16 +228,55 @@ async def test_gateways_and_keepers_are_found_by_their_pods_and_one_that_leaves_
 
         rig.fake.put(PODS, pod("g-1", "gateway", "tts"))
         rig.fake.put(PODS, pod("g-2", "gateway", "tts", "fd00::2", deletionTimestamp="2026-11-30T10:00:00Z"))
-        rig.fake.put(PODS, pod("k-1", "keeper", "podcasts", "10.0.0.3"))
+        (marks,) = {one.metadata.uid: keeps(rig) for one in jobs}.values()
+        rig.fake.put(PODS, pod("k-1", "keeper", "podcasts", "10.0.0.3", annotations=marks))
         await until(lambda: endpoints.keepers(jobs))
 
         assert sorted(endpoints.gateways(services)["default/tts"]) == [
             ("http://10.0.0.1:9090", True),
             ("http://[fd00::2]:9090", False),
         ]
-        assert endpoints.keepers(jobs) == {"default/podcasts": "http://10.0.0.3:9090"}
+        assert {uid: place.url for uid, place in endpoints.keepers(jobs).items()} == {
+            "default/podcasts": "http://10.0.0.3:9090"
+        }
         rig.fake.remove(PODS, "g-1", "default")
         await until(lambda: len(endpoints.gateways(services)["default/tts"]) == 1)
+
+
+def keeps(rig: Rig) -> dict[str, str]:
+    """What the pods of the job's keeper are marked with."""
+    made = rig.fake.get(DEPLOYMENTS, "podcasts-keeper", "default")
+    marks: dict[str, str] = made["spec"]["template"]["metadata"]["annotations"]
+    return marks
+
+
+@pytest.mark.parametrize(
+    ("ledger", "is_again"),
+    [
+        pytest.param({"claimName": "ledger"}, True, id="the job was made again"),
+        pytest.param({"claimName": "another"}, False, id="the job has another ledger"),
+    ],
+)
+async def test_a_keeper_that_still_reads_the_old_ledger_is_not_asked(ledger: Object, is_again: bool) -> None:
+    async with a_rig() as rig:
+        endpoints = Endpoints(rig.watches.pods)
+        rig.put(a_job())
+        await rig.reconcile()
+        rig.fake.put(PODS, pod("k-1", "keeper", "podcasts", annotations=keeps(rig)))
+        await until(lambda: endpoints.keepers(rig.catalog.jobs.valid.values()))
+
+        if is_again:
+            rig.fake.remove(CLJ, "podcasts", "default")
+        rig.put(a_job(ledger=ledger), generation=2)
+        await rig.reconcile()
+
+        [job] = rig.catalog.jobs.valid.values()
+        assert endpoints.keepers([job]) == {}
+        owners = rig.fake.get(DEPLOYMENTS, "podcasts-keeper", "default")["metadata"]["ownerReferences"]
+        assert [one["uid"] for one in owners] == [job.metadata.uid]  # so the old one's end does not take it
+        rig.fake.put(PODS, pod("k-2", "keeper", "podcasts", "10.0.0.2", annotations=keeps(rig)))
+        await until(lambda: endpoints.keepers([job]))
+        assert endpoints.keepers([job])["default/podcasts"].url == "http://10.0.0.2:9090"
 
 
 async def test_an_object_that_got_past_the_schema_stands_beside_the_others_with_its_reason() -> None:

@@ -58,6 +58,17 @@ def worker(name: str) -> dict[str, object]:
     }
 
 
+def event(name: str, uid: str, note: str) -> dict[str, object]:
+    return {
+        "metadata": {"name": name, "namespace": "default"},
+        "eventTime": "2026-11-30T10:00:01.000000Z",
+        "type": "Normal",
+        "reason": "ReplicaStarted",
+        "note": note,
+        "regarding": {"kind": "InferenceDeployment", "name": "tts", "namespace": "default", "uid": uid},
+    }
+
+
 def call(command: str, *arguments: str) -> int:
     app = command.replace("-", "_")
     return cli.call(EntryPoint(command, f"slackwater_operator.operate.cli:{app}", cli.GROUP), [*arguments])
@@ -68,8 +79,19 @@ def test_get_shows_who_holds_each_gpu(kubeconfig: str, capsys: pytest.CaptureFix
 
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.split()[:4] == ["n-1", "east", "h200", "4"]
-    assert last.count("cleaning default/podcasts") == 3
+    assert "cleaning default/podcasts x3" in last
     assert last.endswith("1 idle")
+
+
+def test_get_shows_one_namespace_to_somebody_who_may_look_at_no_other(
+    fake: FakeKube, kubeconfig: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.put(RESOURCES["CleaningJob"], a_job("others", "other"))
+
+    assert call("get", "jobs", "-n", "default", "--kubeconfig", kubeconfig) == 0
+
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["JOB", "default/podcasts"]
+    assert {(seen.plural, seen.namespace) for seen in fake.requests} == {("cleaningjobs", "default")}
 
 
 @pytest.mark.parametrize("topic", ["pools", "jobs", "services", "reclaims"])
@@ -84,21 +106,16 @@ def test_explain_tells_conditions_and_decisions(
 ) -> None:
     condition = {"type": "Ready", "status": "False", "reason": "NoReplicas", "message": "1 is wanted, none is there"}
     fake.update(RESOURCES["InferenceDeployment"], "tts", {"status": {"conditions": [condition]}}, "default")
-    event = {
-        "metadata": {"name": "e-1", "namespace": "default"},
-        "eventTime": "2026-11-30T10:00:01.000000Z",
-        "type": "Normal",
-        "reason": "ReplicaStarted",
-        "note": "started 1 replica: traffic needs it",
-        "regarding": {"kind": "InferenceDeployment", "name": "tts", "namespace": "default"},
-    }
-    fake.put(EVENTS, event)
+    [service] = fake.objects(RESOURCES["InferenceDeployment"])
+    fake.put(EVENTS, event("e-1", service["metadata"]["uid"], "started 1 replica: traffic needs it"))
+    fake.put(EVENTS, event("e-2", "of-a-service-that-is-gone", "started 9 replicas: traffic needs it"))
 
     assert call("explain", "infd/tts", "--kubeconfig", kubeconfig) == 0
 
     said = capsys.readouterr().out
     assert "1 is wanted, none is there" in said
     assert "started 1 replica: traffic needs it" in said
+    assert "started 9 replicas" not in said  # of a deleted service of the same name
 
 
 def test_what_if_names_the_workers_that_would_stop_and_changes_nothing(
@@ -123,6 +140,7 @@ def test_what_if_names_the_workers_that_would_stop_and_changes_nothing(
         pytest.param(["explain", "infd/other"], "get InferenceDeployment default/other", id="no such object"),
         pytest.param(["what-if", "clj/podcasts"], "traffic is a service's: wanted infd/NAME", id="not a service"),
         pytest.param(["what-if", "infd/other"], "there is no service default/other", id="no such service"),
+        pytest.param(["get", "-n", "default"], "belong to no namespace: leave -n out", id="a namespace of pools"),
         pytest.param(["get", "nodes"], "'nodes' is not one of", id="no such topic"),
         pytest.param(["get", "--context", "other"], "no context 'other'", id="no such context"),
     ],
@@ -137,14 +155,59 @@ def test_an_error_is_one_line_and_exit_code_two(
     assert len(said.splitlines()) == 1
 
 
-def test_what_a_person_may_not_see_is_said_at_once(
+def no_right(resource: str, place: str) -> str:
+    what = f'cannot list resource "{resource}" in API group "" {place}'
+    return f'{resource} "none" is forbidden: User "ann@corp" {what}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "plural", "place", "said"),
+    [
+        pytest.param(
+            ["get"],
+            "nodes",
+            "at the cluster scope",
+            "ann@corp may not list nodes in the cluster; an administrator lets you look: kubectl create "
+            "clusterrolebinding slackwater-view-cluster-ann-corp --clusterrole=slackwater-view-cluster --user=ann@corp",
+            id="the fleet",
+        ),
+        pytest.param(
+            ["get", "jobs", "-n", "default"],
+            "cleaningjobs",
+            'in the namespace "default"',
+            "ann@corp may not list cleaningjobs in namespace default; an administrator lets you look: kubectl create "
+            "rolebinding view-ann-corp -n default --clusterrole=view --user=ann@corp",
+            id="a namespace",
+        ),
+    ],
+)
+def test_somebody_who_may_not_look_is_told_at_once_who_can_change_that_and_how(
+    fake: FakeKube,
+    kubeconfig: str,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    plural: str,
+    place: str,
+    said: str,
+) -> None:
+    fake.fail("list", plural, code=403, reason="Forbidden", message=no_right(plural, place))
+
+    assert call(*arguments, "--kubeconfig", kubeconfig) == cli.BAD_INPUT
+
+    assert said in capsys.readouterr().err
+
+
+def test_explain_tells_the_conditions_to_somebody_who_may_not_read_events(
     fake: FakeKube, kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.fail("list", "nodes", code=403, reason="Forbidden", message='nodes is forbidden: User "ann" cannot list')
+    message = no_right("events", 'in the namespace "default"')
+    fake.fail("list", "events", code=403, reason="Forbidden", message=message)
 
-    assert call("get", "--kubeconfig", kubeconfig) == cli.BAD_INPUT
+    assert call("explain", "cpool/east", "--kubeconfig", kubeconfig) == 0
 
-    assert 'User "ann" cannot list' in capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "CapacityPool east" in said
+    assert "not shown: ann@corp may not list events in namespace default" in said
 
 
 def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,8 +92,22 @@ def test_get_shows_who_holds_each_gpu() -> None:
     text = show.pools_text(document)
 
     assert document["nodes"][0]["holders"][0]["kind"] == Kind.INFERENCE
-    assert "inference ns/tts-1, cleaning ns/clean, cleaning ns/clean, 1 idle" in text
+    assert "inference ns/tts-1, cleaning ns/clean x2, 1 idle" in text
     assert text.splitlines()[1].split() == ["east", "h200", "4", "1", "0", "2", "0", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("pools", "said"),
+    [
+        ((), "there is no CapacityPool; make one"),
+        (("east",), "pool east has no GPUs yet; slackwater explain cpool/east says why"),
+        (("east", "west"), "no pool has GPUs yet; slackwater explain cpool/east says why"),
+    ],
+)
+def test_get_says_what_to_do_when_there_is_nothing_to_show(pools: tuple[str, ...], said: str) -> None:
+    listed = [{"metadata": {"name": name}, "spec": {}} for name in pools]
+
+    assert show.pools_text(show.pools_document(listed, cases.snapshot([]))).startswith(said)
 
 
 def test_the_state_of_a_job_is_its_first_condition_that_is_not_as_it_should_be() -> None:

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import httpx
@@ -17,7 +17,6 @@ from slackwater_operator.accounts import Accounts
 from slackwater_operator.core import Action, PermanentError, Reason, Snapshot, Verb
 from slackwater_operator.kube.types import EVENTS, LEASES, PODS, Object
 from slackwater_operator.operate import lead
-from slackwater_operator.operate.archive import KEEP_COUNT, KEEP_S, YOUNG_S, outdated
 from slackwater_operator.operate.catalog import Catalog
 from slackwater_operator.operate.children import Images
 from slackwater_operator.operate.endpoints import Endpoints
@@ -26,16 +25,16 @@ from slackwater_operator.operate.metrics import Books, Metrics, child_state, gpu
 from slackwater_operator.operate.process import Operator
 from slackwater_operator.operate.services import limits, missing_pools, service_spec
 from slackwater_operator.operate.settings import Settings
+from slackwater_operator.operate.statuses import answers
 from slackwater_operator.operate.watches import Watches, resource_of
 from slackwater_operator.resources import CapacityPool, InferenceDeployment, names, parse
 from slackwater_operator.testing import cases
 from slackwater_operator.testing.kube import FakeKube
 from slackwater_operator.testing.processes import free_port
-from slackwater_operator.testing.remotes import StandInGateway
-from slackwater_operator.testing.resources import a_flavor, a_job, a_pool, a_question, a_reclaim, a_service
+from slackwater_operator.testing.remotes import StandInGateway, StandInKeeper
+from slackwater_operator.testing.resources import a_flavor, a_job, a_pool, a_question, a_service
 
 RESOURCES = {kind.kind: resource_of(kind) for kind in names.KINDS}
-DAY_S = 1_796_032_800.0
 
 
 async def until(what: Callable[[], object], timeout_s: float = 20.0) -> None:
@@ -177,18 +176,79 @@ async def test_statuses_are_written_and_then_nothing_is_written_any_more() -> No
         ] == []
 
 
-async def test_a_dry_run_is_answered_once() -> None:
-    async with leading(a_pool(), a_service(), a_question(), look_s=0.05) as rig:
-        question = RESOURCES["Reclaim"]
-        await until(lambda: rig.fake.objects(question)[0].get("status", {}).get("phase") == "Planned")
-        await asyncio.sleep(1.5)
+async def test_a_job_made_again_over_an_empty_ledger_is_begun_and_not_complete() -> None:
+    async with StandInKeeper() as keeper:
+        keeper.progress |= {"items_total": 3, "items_done": 3, "items_open": 0, "shards_open": 0}
+        job = partial(a_job, ledger=None, keeper={"url": keeper.url}, checkpoint={"verify": "None"}, maxWorkers=2)
+        async with leading(a_pool(), job(), look_s=0.05) as rig:
+            kind = RESOURCES["CleaningJob"]
 
-        assert sum(seen.plural == "reclaims" and seen.verb == "apply" for seen in rig.fake.requests) == 1
-        status = rig.fake.objects(question)[0]["status"]
+            def complete() -> str:
+                [found] = rig.fake.objects(kind)
+                said = (found.get("status") or {}).get("conditions") or ()
+                return next((one["status"] for one in said if one["type"] == "Complete"), "")
+
+            await until(lambda: complete() == "True")
+            before = pods(rig.fake, names.POD_CLEANING)
+            rig.fake.remove(kind, "podcasts", "default")
+            keeper.progress |= dict.fromkeys(("items_total", "items_done", "items_open", "shards_open"))
+            put(rig.fake, job())
+
+            await until(lambda: complete() == "False")
+            await until(lambda: len(pods(rig.fake, names.POD_CLEANING)) > len(before))
+
+
+async def test_a_service_made_again_under_its_name_is_started() -> None:
+    async with StandInGateway() as gateway:
+        service = partial(a_service, gateway={"controlURL": gateway.url}, minReplicas=1)
+        async with leading(a_pool(), service(), look_s=0.05) as rig:
+            kind = RESOURCES["InferenceDeployment"]
+
+            def is_broken() -> bool:
+                return any("--bogus" in one.refusal for one in rig.leader.cluster.services())
+
+            await until(lambda: pods(rig.fake, names.POD_INFERENCE))
+            [first] = pods(rig.fake, names.POD_INFERENCE)
+            rig.fake.run_pod("default", first["metadata"]["name"])
+            rig.fake.finish_pod("default", first["metadata"]["name"], 2, "No such option: --bogus")
+            await until(is_broken)
+
+            rig.fake.remove(kind, "tts", "default")
+            put(rig.fake, service())
+
+            await until(lambda: pods(rig.fake, names.POD_INFERENCE))
+            assert not is_broken()
+
+
+async def test_a_dry_run_waits_for_the_traffic_that_it_is_about_and_is_answered_once() -> None:
+    async with StandInGateway() as gateway:
+        service = a_service(gateway={"controlURL": gateway.url})
+        async with leading(a_pool(), a_question(), look_s=0.05) as rig:
+
+            def status() -> Object:
+                found: Object = rig.fake.objects(RESOURCES["Reclaim"])[0].get("status", {})
+                return found
+
+            await until(lambda: "there is no service default/tts yet" in str(status().get("conditions")))
+            put(rig.fake, service)
+            await until(lambda: status().get("phase") == "Answered")
+            await asyncio.sleep(1.5)
+
+            assert sum(seen.plural == "reclaims" and seen.verb == "apply" for seen in rig.fake.requests) <= 3
+            assert "taken for full" not in str(status()["conditions"])
+
+
+async def test_a_dry_run_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "WAIT_S", 0.0)
+    async with leading(a_pool(), a_service(), a_question(), look_s=0.05) as rig:
+        await until(lambda: rig.fake.objects(RESOURCES["Reclaim"])[0].get("status", {}).get("phase") == "Answered")
+
+        status = rig.fake.objects(RESOURCES["Reclaim"])[0]["status"]
         assert "every replica was taken for full" in str(status["conditions"])
 
 
-async def test_a_dry_run_for_nobody_fails_with_the_names_that_there_are() -> None:
+async def test_a_dry_run_for_nobody_fails_with_the_names_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "WAIT_S", 0.0)
     question = a_question(forRef={"kind": "InferenceDeployment", "name": "other"})
     async with leading(a_pool(), a_service(), question, look_s=0.05) as rig:
         await until(lambda: rig.fake.objects(RESOURCES["Reclaim"])[0].get("status", {}).get("phase") == "Failed")
@@ -344,30 +404,3 @@ def test_labels_are_closed_and_no_uid_is_among_them() -> None:
 )
 def test_a_child_is_ready_waiting_or_failed(obj: Object, state: str) -> None:
     assert child_state(obj) == state
-
-
-def record(name: str, age_s: float, phase: str, *, asks: bool = False) -> Object:
-    made = a_question(name) if asks else a_reclaim(name)
-    made["metadata"]["creationTimestamp"] = datetime.fromtimestamp(DAY_S - age_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    made["status"] = {"phase": phase}
-    return made
-
-
-def test_records_are_kept_for_a_day_and_one_that_is_not_over_for_ever() -> None:
-    listed = [
-        record("old", KEEP_S + 1, "Serving"),
-        record("older", KEEP_S + 2, "Freed"),
-        record("open", KEEP_S + 3, "Signalled"),
-        record("new", 10.0, "Serving"),
-        record("question", KEEP_S + 4, "Planned", asks=True),
-    ]
-
-    assert [one["metadata"]["name"] for one in outdated(listed, DAY_S)] == ["question", "older", "old"]
-
-
-def test_of_very_many_records_the_oldest_go_once_they_are_an_hour_old() -> None:
-    listed = [record(f"r-{index}", YOUNG_S + index, "Serving") for index in range(KEEP_COUNT + 2)]
-    fresh = [record(f"f-{index}", 1.0 + index, "Serving") for index in range(KEEP_COUNT)]
-
-    assert len(outdated(listed, DAY_S)) == 2
-    assert outdated(fresh + fresh, DAY_S) == []

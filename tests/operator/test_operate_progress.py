@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slackwater_operator.operate import progress
-from slackwater_operator.operate.progress import Keepers, read_progress
+from slackwater_operator.operate.progress import Keepers, Place, read_progress
 from slackwater_operator.operate.remote import Asker, BadAnswer
 from slackwater_operator.testing.remotes import StandInKeeper
 
@@ -19,7 +19,7 @@ JOB = "ns/podcasts"
 async def following(url: str) -> AsyncIterator[Keepers]:
     async with aclosing(Asker()) as asker:
         keepers = Keepers(asker, asyncio.get_running_loop().time, lambda: None)
-        await keepers.follow({JOB: url})
+        await keepers.follow({JOB: Place(url)})
         try:
             yield keepers
         finally:
@@ -101,11 +101,24 @@ async def test_what_a_keeper_said_stands_while_another_one_takes_its_place() -> 
         async with following(keeper.url) as keepers:
             await until(lambda: keepers.job(JOB))
 
-            await keepers.follow({JOB: other.url})
+            await keepers.follow({JOB: Place(other.url)})
 
             known = keepers.job(JOB)
             assert known is not None
             assert known.items_total == 10
+
+
+async def test_what_a_keeper_said_of_another_ledger_is_forgotten() -> None:
+    async with StandInKeeper() as keeper:
+        keeper.progress |= {"shards_open": 0}
+        async with following(keeper.url) as keepers:
+            await until(lambda: keepers.job(JOB))
+            keeper.failing = True
+
+            await keepers.follow({JOB: Place(keeper.url, "of another job under that name")})
+
+            assert keepers.follows(JOB)
+            assert keepers.job(JOB) is None
 
 
 def test_another_servers_answer_is_no_progress() -> None:

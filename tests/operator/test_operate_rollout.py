@@ -92,6 +92,10 @@ def template(image: str) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "engine", "image": image}]}}
 
 
+def of(service: InferenceDeployment, **child: Any) -> dict[str, Any]:
+    return {"metadata": {"ownerReferences": [{"uid": service.metadata.uid}]}, **child}
+
+
 def job(condition: str) -> dict[str, Any]:
     return {"status": {"conditions": [{"type": condition, "status": "True", "message": "Job has failed"}]}}
 
@@ -133,7 +137,7 @@ def test_a_first_revision_waits_for_its_gate() -> None:
     ledger.look([gated])
     assert ledger.serving("default/tts") is None
 
-    jobs[f"tts-gate-{revision_of(gated).name}"] = job("Complete")
+    jobs[f"tts-gate-{revision_of(gated).name}"] = of(gated, **job("Complete"))
     ledger.look([gated])
 
     assert ledger.serving("default/tts") == revision_of(gated)
@@ -142,7 +146,7 @@ def test_a_first_revision_waits_for_its_gate() -> None:
 def test_the_old_revision_serves_while_the_new_one_is_at_its_gate_and_after_it_failed() -> None:
     old, new = service(**GATED), service(**GATED, template=template("engine:2"))
     before, after = revision_of(old), revision_of(new)
-    records = {record_name("tts", before.name): {"data": {"template": before.template}}}
+    records = {record_name("tts", before.name): of(new, data={"template": before.template})}
     jobs: dict[str, dict[str, Any]] = {}
     ledger = Ledger(
         lambda _, name: jobs.get(name), lambda _, name: records.get(name), lambda _: {"servingRevision": before.name}
@@ -151,11 +155,24 @@ def test_the_old_revision_serves_while_the_new_one_is_at_its_gate_and_after_it_f
     assert ledger.serving("default/tts") == before
     assert ledger.choices["default/tts"].gate is Gate.WAITING
 
-    jobs[f"tts-gate-{after.name}"] = job("Failed")
+    jobs[f"tts-gate-{after.name}"] = of(new, **job("Failed"))
     ledger.look([new])
     choice = ledger.choices["default/tts"]
 
     assert (choice.gate, choice.said, choice.serving) == (Gate.FAILED, "Job has failed", before)
+
+
+def test_a_service_that_is_made_again_goes_through_its_own_gate() -> None:
+    old = service(**GATED)
+    new = old.model_copy(update={"metadata": old.metadata.model_copy(update={"uid": "another"})})
+    there = of(old, **job("Complete"))
+    ledger = Ledger(lambda *_: there, lambda *_: None, lambda _: {})
+    ledger.look([old])
+    assert ledger.serving("default/tts") == revision_of(old)
+
+    ledger.look([new])
+
+    assert (ledger.serving("default/tts"), ledger.choices["default/tts"].gate) == (None, Gate.WAITING)
 
 
 def test_a_gate_that_is_added_to_a_service_stops_no_revision_that_serves() -> None:

@@ -186,15 +186,6 @@ def job_status(seen: jobs.Seen, **spec: Any) -> Object:
     return jobs.job_status(obj, parse(CleaningJob, obj), "", seen, NOW, Events())
 
 
-def test_a_job_that_gets_no_gpu_for_want_of_signals_is_told_of_whom() -> None:
-    idle = replace(JOB_SEEN.view, running=0, starting=0) if JOB_SEEN.view else None
-    status = job_status(replace(JOB_SEEN, view=idle, unheard=["serving/tts"]))
-
-    [progressing] = [one for one in status["conditions"] if one["type"] == "Progressing"]
-    assert progressing["reason"] == "NoIdleGPUs"
-    assert "none is lent where serving/tts may run, whose gateway is not heard" in progressing["message"]
-
-
 def test_a_job_that_runs_shows_its_workers_and_its_items() -> None:
     status = job_status(JOB_SEEN)
 

@@ -1,10 +1,15 @@
 """The five kinds as typed values: bad objects are refused by name, good ones give what was written or the default."""
 
+import re
+from typing import Any
+
 import pytest
 
 from slackwater_operator.core import PermanentError
 from slackwater_operator.resources import KINDS, CleaningJob, GPUFlavor, InferenceDeployment, Reclaim, parse
 from slackwater_operator.resources.base import duration, field_name, seconds
+from slackwater_operator.resources.crd import crd
+from slackwater_operator.testing.admission import Admission
 from slackwater_operator.testing.resources import (
     BAD,
     GOOD,
@@ -53,6 +58,52 @@ def test_a_refusal_says_which_object_what_came_and_how_much_more_is_wrong() -> N
         parse(InferenceDeployment, bad)
 
     assert str(refused.value) == "InferenceDeployment serving/tts: spec.model: is required (and 1 more)"
+
+
+@pytest.mark.parametrize(
+    ("obj", "field", "said"),
+    [
+        pytest.param(
+            a_job(checkpoint={"flushTimeout": "8"}),
+            "spec.checkpoint.flushTimeout",
+            "must be a duration such as 8s, 250ms or 1m30s",
+            id="a duration without a unit",
+        ),
+        pytest.param(
+            a_service(autoscaling={"panicWindow": "6"}),
+            "spec.autoscaling.panicWindow",
+            "must be a duration such as 8s, 250ms or 1m30s",
+            id="one that is compared with another",
+        ),
+        pytest.param(
+            a_service(minReplicas=99),
+            "spec.maxReplicas",
+            "maxReplicas must be at least minReplicas: 4 is less than 99",
+            id="scaled beyond its bound",
+        ),
+        pytest.param(
+            a_job(minWorkers=9),
+            "spec.maxWorkers",
+            "maxWorkers must be at least minWorkers: 8 is less than 9",
+            id="more workers at least than at most",
+        ),
+        pytest.param(
+            edited(a_job(), {"spec/template/spec/terminationGracePeriodSeconds": 8}),
+            "spec.template.spec.terminationGracePeriodSeconds",
+            "template.spec.terminationGracePeriodSeconds must be longer than checkpoint.flushTimeout, got 8 s",
+            id="no time to flush",
+        ),
+    ],
+)
+def test_one_mistake_is_one_message_that_says_how_to_mend_it_at_the_door_and_after(
+    obj: dict[str, Any], field: str, said: str
+) -> None:
+    model = MODELS[obj["kind"]]
+
+    assert Admission(crd(model)).refusals(obj) == [f"{field}: {said}"]
+    with pytest.raises(PermanentError, match=re.escape(said)) as refused:
+        parse(model, obj)
+    assert " more)" not in str(refused.value)
 
 
 def test_an_object_of_another_kind_or_version_is_refused() -> None:

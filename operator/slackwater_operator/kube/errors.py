@@ -1,7 +1,8 @@
 """Everything that can go wrong with an API call, as errors that say whether another try can help.
 
 Owns the mapping from the server's `Status` to an error.  A message names the verb, the kind, the object
-and what the server said: `create Pod serving/tts-1: exceeded quota: gpus (403 Forbidden)`.
+and what the server said: `create Pod serving/tts-1: exceeded quota: gpus (403 Forbidden)`; `refusals` puts what a
+person has to mend into a sentence.
 """
 
 import json
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slackwater_operator.core import PermanentError, TemporaryError
+from slackwater_operator.kube.refusals import Denial, denial, insecure, shortened, without_value
 
 
 class KubeTemporary(TemporaryError):
@@ -72,7 +74,11 @@ class AlreadyExists(KubePermanent):
 
 
 class Forbidden(KubePermanent):
-    """RBAC, an admission policy or a quota says no."""
+    """RBAC, an admission policy or a quota says no.   denial: the right that is missing, if it is RBAC."""
+
+    def __init__(self, message: str, *, code: int = 0, reason: str = "", denial: Denial | None = None) -> None:
+        super().__init__(message, code=code, reason=reason)
+        self.denial = denial
 
 
 class Unauthorized(Forbidden):
@@ -133,7 +139,8 @@ def from_status(call: Call, code: int, status: Mapping[str, Any], retry_after: s
     details = status.get("details") or {}
     reason = status.get("reason") or ""
     causes = tuple(
-        f"{cause.get('field') or '(object)'}: {cause.get('message', '')}" for cause in details.get("causes") or ()
+        f"{cause.get('field') or '(object)'}: {without_value(str(cause.get('message', '')))}"
+        for cause in details.get("causes") or ()
     )
     said = f"{call}: {status.get('message', '')} ({code}{f' {reason}' if reason else ''})"
     delay_s = _delay_s(retry_after, details)
@@ -141,7 +148,7 @@ def from_status(call: Call, code: int, status: Mapping[str, Any], retry_after: s
         case 401:
             return Unauthorized(said, code=code, reason=reason)
         case 403:
-            return Forbidden(said, code=code, reason=reason)
+            return _forbidden(call, str(status.get("message", "")), said, reason)
         case 404:
             return NotFound(said, code=code, reason=reason)
         case 409 if reason == "AlreadyExists":
@@ -156,6 +163,8 @@ def from_status(call: Call, code: int, status: Mapping[str, Any], retry_after: s
         case 504 if _TOO_NEW in str(status.get("message", "")):
             return Gone(said, code=code, reason=reason)
         case 422:
+            if causes:
+                said = f"{call}: {shortened(causes)} ({code} {reason})"
             return Invalid(said, code=code, reason=reason, causes=causes)
         case 429:
             return TooManyRequests(said, delay_s or 1.0, code=code, reason=reason)
@@ -165,6 +174,13 @@ def from_status(call: Call, code: int, status: Mapping[str, Any], retry_after: s
             return Unreachable(said, delay_s or 1.0, code=code, reason=reason, unknown=not refused)
         case _:
             return KubePermanent(said, code=code, reason=reason)
+
+
+def _forbidden(call: Call, message: str, said: str, reason: str) -> Forbidden:
+    """With what to do about it, the command last, so that it can be copied."""
+    missing = denial(message)
+    told = str(missing) if missing else insecure(message)
+    return Forbidden(f"{call}: 403 {reason}: {told}" if told else said, code=403, reason=reason, denial=missing)
 
 
 def _delay_s(retry_after: str | None, details: Mapping[str, Any]) -> float:

@@ -43,6 +43,7 @@ class _Trouble:
     is_permanent: bool  # a person has to change something
     tries: int
     not_before_s: float
+    wanted: Object
 
 
 _Owner = InferenceDeployment | CleaningJob
@@ -134,7 +135,7 @@ class Children:
 
     def _differs(self, where: tuple[str, Key], wanted: Object) -> bool:
         trouble = self._troubles.get(where)
-        if trouble is not None and self._clock() < trouble.not_before_s:
+        if trouble is not None and trouble.wanted == wanted and self._clock() < trouble.not_before_s:
             return False
         live = self._caches[where[0]].get(*where[1])
         if live is None:
@@ -164,7 +165,7 @@ class Children:
             try:
                 live = await self._kube.apply(resource, wanted, manager=names.MANAGER_CHILDREN)
             except (TemporaryError, PermanentError) as error:
-                self._trouble(where, error)
+                self._trouble(where, wanted, error)
                 return
         self._troubles.pop(where, None)
         self._settled[where] = (version_of(live), wanted)
@@ -186,13 +187,17 @@ class Children:
                 return
         logger.info("removed %s %s/%s: not wanted any more", resource.kind, *where[1])
 
-    def _trouble(self, where: tuple[str, Key], error: Exception) -> None:
+    def _trouble(self, where: tuple[str, Key], wanted: Object, error: Exception) -> None:
         before = self._troubles.get(where)
+        if before is not None and before.wanted != wanted:
+            before = None  # another spec, or another object of that name
         tries = before.tries + 1 if before else 1
         delay_s = min(RETRY_S[1], RETRY_S[0] * 2.0 ** (tries - 1))
         if before is None or before.said != str(error):
             logger.warning("%s %s/%s could not be made: %s", where[0], *where[1], error)
-        self._troubles[where] = _Trouble(str(error), isinstance(error, PermanentError), tries, self._clock() + delay_s)
+        self._troubles[where] = _Trouble(
+            str(error), isinstance(error, PermanentError), tries, self._clock() + delay_s, wanted
+        )
 
 
 _RESOURCES: dict[str, Resource] = {resource.plural: resource for resource in KINDS}

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import secrets
+import shlex
 from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
@@ -38,6 +39,13 @@ class Topic(StrEnum):
     RECLAIMS = "reclaims"
 
 
+_LISTED = {
+    Topic.JOBS: names.CLEANING_JOB,
+    Topic.SERVICES: names.INFERENCE_DEPLOYMENT,
+    Topic.RECLAIMS: names.RECLAIM,
+}
+
+
 class Form(StrEnum):
     """How it is printed."""
 
@@ -49,6 +57,7 @@ Kubeconfig = Annotated[Path | None, typer.Option(help="As kubectl finds it, if l
 Context = Annotated[str | None, typer.Option(help="Of the kubeconfig; its current one by default.")]
 Output = Annotated[Form, typer.Option("--output", "-o", help="JSON for scripts.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The context's own by default.")]
+Only = Annotated[str | None, typer.Option("--namespace", "-n", help="Only this one; all of them by default.")]
 Files = Annotated[str, typer.Option(envvar="KUBECONFIG", hidden=True)]
 ApiHost = Annotated[str, typer.Option(envvar="KUBERNETES_SERVICE_HOST", hidden=True)]
 ApiPort = Annotated[str, typer.Option(envvar="KUBERNETES_SERVICE_PORT", hidden=True)]
@@ -115,6 +124,7 @@ def run_operator(
 @get.command()
 def run_get(
     topic: Annotated[Topic, typer.Argument(help="What to show.")] = Topic.POOLS,
+    namespace: Only = None,
     output: Output = Form.TEXT,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -123,25 +133,26 @@ def run_get(
     api_port: ApiPort = "",
 ) -> None:
     """Pools with every node and who holds its GPUs; jobs; services; the newest reclaims."""
+    from slackwater_operator.kube.client import Kube
     from slackwater_operator.operate import show
     from slackwater_operator.operate.sight import sight
+    from slackwater_operator.operate.watches import resource_of
+
+    if namespace is not None and topic is Topic.POOLS:
+        raise typer.BadParameter("pools and nodes belong to no namespace: leave -n out")
 
     async def look() -> None:
-        async with sight(_connection(kubeconfig, context, files, api_host, api_port)) as seen:
-            caches = {
-                Topic.POOLS: seen.watches.pools,
-                Topic.JOBS: seen.watches.jobs,
-                Topic.SERVICES: seen.watches.services,
-                Topic.RECLAIMS: seen.watches.reclaims,
-            }
-            objects = sorted(caches[topic].values(), key=_key)
-            if topic is Topic.POOLS:
-                document = show.pools_document(objects, seen.snapshot)
-            else:
-                document = show.list_document(topic, objects)
+        connection = _connection(kubeconfig, context, files, api_host, api_port)
+        if topic is Topic.POOLS:
+            async with sight(connection) as seen:
+                document = show.pools_document(sorted(seen.watches.pools.values(), key=_key), seen.snapshot)
+        else:
+            async with Kube(connection, "slackwater/cli") as kube:
+                objects, _ = await kube.list(resource_of(_LISTED[topic]), namespace)
+            document = show.list_document(topic, sorted(objects, key=_key))
         _print(document, show.TEXTS[topic](document), output)
 
-    _run(look())
+    _run(look(), is_viewer=True)
 
 
 @explain.command()
@@ -157,7 +168,8 @@ def run_explain(
 ) -> None:
     """Its conditions, and the decisions about it, newest last."""
     from slackwater_operator.kube.client import Kube
-    from slackwater_operator.kube.types import EVENTS
+    from slackwater_operator.kube.errors import Forbidden
+    from slackwater_operator.kube.types import EVENTS, Object, uid_of
     from slackwater_operator.operate import show
     from slackwater_operator.operate.watches import resource_of
 
@@ -168,12 +180,17 @@ def run_explain(
         place = (namespace or connection.namespace) if kind.namespaced else None
         async with Kube(connection, "slackwater/cli") as kube:
             obj = await kube.get(resource_of(kind), name, place)
-            fields = f"regarding.kind={kind.kind},regarding.name={name}"
-            events, _ = await kube.list(EVENTS, place or "default", fields=fields)
-        document = show.explain_document({"kind": kind.kind, **obj}, events)
+            events: list[Object] = []
+            unseen = ""
+            try:
+                # Not by name: an object that bore it earlier is another one.
+                events, _ = await kube.list(EVENTS, place or "default", fields=f"regarding.uid={uid_of(obj)}")
+            except Forbidden as error:
+                unseen = str(error.denial or error)
+        document = show.explain_document({"kind": kind.kind, **obj}, events, unseen)
         _print(document, show.explain_text(document), output)
 
-    _run(look())
+    _run(look(), is_viewer=True)
 
 
 @what_if.command()
@@ -209,7 +226,7 @@ def run_what_if(
         document = show.what_if_document(found, traffic)
         _print(document, show.what_if_text(document), output)
 
-    _run(look())
+    _run(look(), is_viewer=True)
 
 
 def split(what: str) -> tuple[names.KindNames, str]:
@@ -235,12 +252,26 @@ def _connection(kubeconfig: Path | None, context: str | None, files: str, api_ho
     return Connection.default(kubeconfig, context, {name: value for name, value in told.items() if value})
 
 
-def _run(act: Coroutine[Any, Any, None]) -> None:
+def _run(act: Coroutine[Any, Any, None], *, is_viewer: bool = False) -> None:
     """Run to the end; what a person can mend becomes one line and exit code 2."""
     try:
         asyncio.run(act)
     except (PermanentError, TemporaryError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(f"{error}{_how_to_see(error) if is_viewer else ''}") from error
+
+
+def _how_to_see(error: Exception) -> str:
+    """The command that gives somebody who may not look the right to."""
+    from slackwater_operator.kube.errors import Forbidden
+
+    if not isinstance(error, Forbidden) or error.denial is None:
+        return ""
+    denial = error.denial
+    binding, role, place = "clusterrolebinding", names.VIEW_CLUSTER_ROLE, ""
+    if denial.namespace:
+        binding, role, place = "rolebinding", "view", f" -n {denial.namespace}"
+    command = f"{binding} {role}-{denial.short}{place} --clusterrole={role} {shlex.quote(denial.subject)}"
+    return f"; an administrator lets you look: kubectl create {command}"
 
 
 def _print(document: dict[str, Any], text: str, output: Form) -> None:

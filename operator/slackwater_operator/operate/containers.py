@@ -81,6 +81,12 @@ def gateway(service: InferenceDeployment, image: str) -> list[Object]:
     ]
 
 
+def kept_ledger(job: CleaningJob) -> str:
+    """Which ledger its keeper reads, and for which job of its name: another one is another answer."""
+    ledger = job.spec.ledger
+    return f"{job.metadata.uid}:{ledger.claim_name}:{ledger.path}" if ledger is not None else job.metadata.uid
+
+
 def keeper(job: CleaningJob, image: str) -> list[Object]:
     """The keeper of a job: it reads the ledger for us, which we cannot mount.  Deployment and Service."""
     assert job.spec.ledger is not None, "a job without a ledger has no keeper"
@@ -110,7 +116,9 @@ def keeper(job: CleaningJob, image: str) -> list[Object]:
             {"name": "ledger", "persistentVolumeClaim": {"claimName": job.spec.ledger.claim_name, "readOnly": True}},
         ],
     }
-    return [_deployment(job, name, marks, 1, spec), _service(job, name, marks, [_CONTROL], headless=True)]
+    deployment = _deployment(job, name, marks, 1, spec)
+    deployment["spec"]["template"]["metadata"]["annotations"] = {names.ANNOTATION_KEEPS: kept_ledger(job)}
+    return [deployment, _service(job, name, marks, [_CONTROL], headless=True)]
 
 
 def gate(service: InferenceDeployment, template: PodTemplate, revision: str) -> Object:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from slackwater_operator.kube.cache import Cache
 from slackwater_operator.kube.types import Key, Object, key_of
+from slackwater_operator.operate.containers import kept_ledger
+from slackwater_operator.operate.progress import Place
 from slackwater_operator.resources import names
 from slackwater_operator.resources.cleaning import CleaningJob
 from slackwater_operator.resources.inference import InferenceDeployment
@@ -34,18 +36,24 @@ class Endpoints:
                 found[service.key] = [*self._urls(names.POD_GATEWAY, service.metadata.namespace, service.metadata.name)]
         return found
 
-    def keepers(self, jobs: Iterable[CleaningJob]) -> dict[str, str]:
-        """The url of each job's keeper, by CleaningJob.uid; those that have none are not there."""
-        found: dict[str, str] = {}
+    def keepers(self, jobs: Iterable[CleaningJob]) -> dict[str, Place]:
+        """Where each job's keeper is, by CleaningJob.uid; those that have none are not there.
+
+        One that still reads another ledger, of a job that had this name or as the spec was before, is not the job's.
+        """
+        found: dict[str, Place] = {}
         for job in jobs:
+            ledger = kept_ledger(job)
             if (url := job.spec.keeper.url) is not None:
-                found[job.key] = url.rstrip("/")
-            elif urls := [*self._urls(names.POD_KEEPER, job.metadata.namespace, job.metadata.name)]:
-                found[job.key] = min(urls, key=lambda one: (not one[1], one[0]))[0]
+                found[job.key] = Place(url.rstrip("/"), ledger)
+            elif urls := [*self._urls(names.POD_KEEPER, job.metadata.namespace, job.metadata.name, ledger)]:
+                found[job.key] = Place(min(urls, key=lambda one: (not one[1], one[0]))[0], ledger)
         return found
 
-    def _urls(self, kind: str, namespace: str, owner: str) -> Iterable[tuple[str, bool]]:
+    def _urls(self, kind: str, namespace: str, owner: str, keeps: str = "") -> Iterable[tuple[str, bool]]:
         for pod in self._pods.get((kind, (namespace, owner)), {}).values():
+            if (pod["metadata"].get("annotations") or {}).get(names.ANNOTATION_KEEPS, "") != keeps:
+                continue
             status = pod.get("status") or {}
             address = status.get("podIP")
             if address and status.get("phase") == "Running":

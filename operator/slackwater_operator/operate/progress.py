@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -22,19 +23,27 @@ TIMEOUT_S = 5.0  # a ledger of many workers on a slow network file system
 COUNTS = ("items_total", "items_done", "items_quarantined", "items_open", "shards_open")
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a keeper is, and which ledger it reads: what is equal for one is the same one."""
+
+    url: str
+    ledger: str = ""
+
+
 class Keeper:
     """Polls one keeper until `close`.   crowd: how many keepers are polled, this one included."""
 
     def __init__(
         self,
         job: str,
-        url: str,
+        place: Place,
         asker: Asker,
         clock: Callable[[], float],
         poke: Callable[[], None],
         crowd: Callable[[], int],
     ) -> None:
-        self.url = url
+        self.place = place
         self.progress: JobProgress | None = None
         self.workers: dict[str, WorkerProgress] = {}
         self._job = job
@@ -42,7 +51,7 @@ class Keeper:
         self._clock = clock
         self._poke = poke
         self._crowd = crowd
-        self._outage = Outage(f"keeper of {job} at {url}", "its workers' durable points are not known", clock())
+        self._outage = Outage(f"keeper of {job} at {place.url}", "its workers' durable points are not known", clock())
         self._task = asyncio.create_task(self._poll())
 
     async def close(self) -> None:
@@ -54,7 +63,7 @@ class Keeper:
         """Whether the ledger holds a receipt; None = it cannot be told now."""
         try:
             body = {"receipt": dict(receipt)}
-            answer = await self._asker.ask("POST", f"{self.url}/verify", TIMEOUT_S, json=body)
+            answer = await self._asker.ask("POST", f"{self.place.url}/verify", TIMEOUT_S, json=body)
             return bool(json.loads(answer)["holds"])
         except Unheard as error:
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:  # no keeper will ever take this one
@@ -67,7 +76,7 @@ class Keeper:
     async def _poll(self) -> None:
         while True:
             try:
-                self._take(await self._asker.ask("GET", f"{self.url}/progress", TIMEOUT_S))
+                self._take(await self._asker.ask("GET", f"{self.place.url}/progress", TIMEOUT_S))
             except Unheard as error:
                 await asyncio.sleep(self._outage.failed(error, self._clock()))
             else:
@@ -107,23 +116,24 @@ class Keepers:
         self._asker = asker
         self._clock = clock
         self._poke = poke
-        self._wanted: Mapping[str, str] = {}
+        self._wanted: Mapping[str, Place] = {}
         self._keepers: dict[str, Keeper] = {}
 
-    async def follow(self, wanted: Mapping[str, str]) -> None:
-        """The keeper of each job from now on, by its url; what one said stands until another one speaks."""
+    async def follow(self, wanted: Mapping[str, Place]) -> None:
+        """The keeper of each job from now on; what one said stands until another one of the same ledger speaks."""
         if wanted == self._wanted:
             return
         gone = [job for job in self._keepers if job not in wanted]
         # Together: one after another, hundreds of them would outlast a Lease.
         await asyncio.gather(*(self._keepers.pop(job).close() for job in gone))
-        for job, url in wanted.items():
+        for job, place in wanted.items():
             present = self._keepers.get(job)
-            if present is not None and present.url == url:
+            if present is not None and present.place == place:
                 continue
-            keeper = Keeper(job, url, self._asker, self._clock, self._poke, lambda: len(self._keepers))
+            keeper = Keeper(job, place, self._asker, self._clock, self._poke, lambda: len(self._keepers))
             if present is not None:
                 await present.close()
+            if present is not None and present.place.ledger == place.ledger:
                 keeper.progress, keeper.workers = present.progress, present.workers
             self._keepers[job] = keeper
         self._wanted = wanted

@@ -57,7 +57,7 @@ def record_name(service: str, revision: str) -> str:
 
 
 def gate_of(job: Object | None) -> tuple[Gate, str]:
-    """What a gate's Job says, with its words if it failed."""
+    """What a gate's Job says, with its words if it failed; None: it is not made yet."""
     for condition in (job or {}).get("status", {}).get("conditions") or ():
         if condition.get("status") == "True" and condition.get("type") in ("Complete", "SuccessCriteriaMet"):
             return Gate.PASSED, ""
@@ -82,21 +82,23 @@ class Ledger:
         self._records = records
         self._status_of = status_of
         self._read: dict[Key, tuple[InferenceDeployment, Revision]] = {}
-        self._served: dict[Key, str] = {}  # what was chosen last: our own status write may not be back yet
+        self._served: dict[str, str] = {}  # by uid, what was chosen last: our own status write may not be back yet
         self.choices: dict[str, Choice] = {}
 
     def look(self, services: Iterable[InferenceDeployment]) -> None:
         """Choose again."""
         choices = {}
+        served, self._served = self._served, {}
         read, self._read = self._read, {}
         for service in services:
             key = (service.metadata.namespace, service.metadata.name)
             known = read.get(key)  # a spec is read once: hundreds of templates in each tick would be half of it
             is_same = known is not None and known[0] is service
             self._read[key] = known if known is not None and is_same else (service, revision_of(service))
-            choices[service.key] = choice = self._choose(service, key)
+            uid = service.metadata.uid
+            choices[service.key] = choice = self._choose(service, key, served.get(uid, ""))
             if choice.serving is not None:
-                self._served[key] = choice.serving.name
+                self._served[uid] = choice.serving.name
         self.choices = choices
 
     def serving(self, service: str) -> Revision | None:
@@ -104,17 +106,25 @@ class Ledger:
         choice = self.choices.get(service)
         return choice.serving if choice else None
 
-    def _choose(self, service: InferenceDeployment, key: Key) -> Choice:
+    def _choose(self, service: InferenceDeployment, key: Key, served: str) -> Choice:
         current = self._read[key][1]
         if service.spec.revision_gate is None:
             return Choice(current, current, Gate.NONE)
-        served = self._served.get(key) or self._status_of(key).get("servingRevision")
-        gate, said = gate_of(self._jobs(key[0], gate_job_name(key[1], current.name)))
+        served = served or self._status_of(key).get("servingRevision") or ""
+        # What a service of this name left behind is on its way out, and no word of this one.
+        job = _of(service, self._jobs(key[0], gate_job_name(key[1], current.name)))
+        gate, said = gate_of(job)
         if gate is Gate.PASSED or served == current.name:
             return Choice(current, current, Gate.PASSED)
-        record = self._records(key[0], record_name(key[1], served)) if served else None
+        record = _of(service, self._records(key[0], record_name(key[1], served))) if served else None
         old = Revision(served, record["data"]["template"]) if served and record and record.get("data") else None
         return Choice(current, old, gate, said)
+
+
+def _of(service: InferenceDeployment, child: Object | None) -> Object | None:
+    """That child, if it is this very service's."""
+    owners = (child or {}).get("metadata", {}).get("ownerReferences") or ()
+    return child if any(one.get("uid") == service.metadata.uid for one in owners) else None
 
 
 def owned_records(records: Iterable[Object]) -> dict[Key, list[Object]]:

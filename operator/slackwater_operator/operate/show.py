@@ -3,6 +3,7 @@
 Pure.  Owns the words and the columns; `sight` brings what is shown.  80 columns are enough.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -66,8 +67,8 @@ def list_document(topic: str, objects: Iterable[Object]) -> Document:
     return {topic: listed}
 
 
-def explain_document(obj: Object, events: Sequence[Object]) -> Document:
-    """`explain`: an object's status, and what was said of it, the newest last."""
+def explain_document(obj: Object, events: Sequence[Object], unseen: str = "") -> Document:
+    """`explain`: an object's status, and what was said of it, the newest last.   unseen: why nobody could read that."""
     said = [
         {
             "time": (event.get("series") or {}).get("lastObservedTime") or event.get("eventTime"),
@@ -79,7 +80,7 @@ def explain_document(obj: Object, events: Sequence[Object]) -> Document:
         for event in events
     ]
     said.sort(key=lambda one: str(one["time"]))
-    return {"kind": obj.get("kind", ""), **_named(obj), "events": said}
+    return {"kind": obj.get("kind", ""), **_named(obj), "events": said, "eventsUnseen": unseen}
 
 
 def what_if_document(forecast: Forecast, multiplier: float) -> Document:
@@ -120,19 +121,16 @@ def pools_text(document: Document) -> str:
         [
             pool["name"],
             one["flavor"],
-            *(
-                one.get(name, 0)
-                for name in ("total", "inference", "training", "cleaning", "releasing", "idle", "broken")
-            ),
+            *(one.get(name, 0) for name in COUNTS),
         ]
         for pool in document["pools"]
         for one in pool["status"].get("usage", ())
     ]
     titles = ("POOL", "FLAVOR", "GPUS", "INFERENCE", "TRAINING", "CLEANING", "RELEASING", "IDLE", "BROKEN")
-    parts = [table(titles, usage)] if usage else ["no pool has GPUs yet; slackwater explain cpool/NAME says why"]
+    parts = [table(titles, usage)] if usage else [_no_usage([pool["name"] for pool in document["pools"]])]
     nodes = []
     for node in document["nodes"]:
-        held = [_holder(holder) for holder in node["holders"]]
+        held = _held(node["holders"])
         held += [f"{node['idle']} idle"] if node["idle"] else []
         held += [f"{node['broken']} broken"] if node["broken"] else []
         held += [] if node["schedulable"] else ["cordoned"]
@@ -210,6 +208,8 @@ def explain_text(document: Document) -> str:
             for event in document["events"]
         ]
         parts += ["", table(("WHEN", "DECISION", "", ""), events)]
+    elif document["eventsUnseen"]:
+        parts += ["", f"what was decided about it is not shown: {document['eventsUnseen']}"]
     else:
         parts += ["", "nothing was decided about it lately"]
     return "\n".join(parts)
@@ -267,6 +267,20 @@ def _named(obj: Object) -> Document:
         "spec": obj.get("spec", {}),
         "status": obj.get("status") or {},
     }
+
+
+def _no_usage(pools: Sequence[str]) -> str:
+    """Why there is nothing to show, and what to do."""
+    if not pools:
+        return "there is no CapacityPool; make one that says which nodes' GPUs are shared: kubectl explain cpool.spec"
+    which = f"pool {pools[0]} has no GPUs yet" if len(pools) == 1 else "no pool has GPUs yet"
+    return f"{which}; slackwater explain cpool/{pools[0]} says why"
+
+
+def _held(holders: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Each holder once, with how many of the kind there are."""
+    counts = Counter(map(_holder, holders))
+    return [f"{holder} x{count}" if count > 1 else holder for holder, count in counts.items()]
 
 
 def _holder(holder: Mapping[str, Any]) -> str:

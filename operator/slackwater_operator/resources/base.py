@@ -18,7 +18,8 @@ Json = dict[str, Any]
 MAX_GPUS = 100_000
 MAX_ITEMS = 64  # of a list in a spec; it also bounds what a CEL rule may cost
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = r"^([0-9]{1,5}(\.[0-9]{1,3})?(ms|s|m|h)){1,3}$"
+_DURATION = "^([0-9]{1,5}([.][0-9]{1,3})?(ms|s|m|h)){1,3}$"
+_DURATION_MESSAGE = "must be a duration such as 8s, 250ms or 1m30s"
 _DECIMAL = r"^[0-9]{1,6}(\.[0-9]{1,4})?$"
 _FRACTION = r"^(0(\.[0-9]{1,4})?|1(\.0{1,4})?)$"
 _DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -30,6 +31,7 @@ class Rule(TypedDict, total=False):
 
     rule: str
     message: str
+    messageExpression: str  # CEL too, with the numbers: by `format`, since no server bounds what joining texts may cost
     fieldPath: str
     reason: str
 
@@ -61,13 +63,29 @@ def duration(length_s: float) -> str:
     return f"{whole // 1000}s" if whole % 1000 == 0 else f"{whole / 1000:.3f}".rstrip("0") + "s"
 
 
+def with_durations(rule: str, *fields: str) -> str:
+    """A CEL rule that says nothing of fields that are no durations: their own rule does, and one message is enough."""
+    return " || ".join([*(f"!{field}.matches('{_DURATION}')" for field in fields), rule])
+
+
+def _must_be_a_duration(value: str) -> str:
+    # Not `pattern`, whose message would be the expression itself, here and at the API server.
+    if not re.fullmatch(_DURATION, value):
+        raise ValueError(f"{_DURATION_MESSAGE}, got {value!r}")
+    return value
+
+
 def _longer_than_nothing(value: str) -> str:
     if seconds(value) <= 0:
         raise ValueError("must be longer than 0s")
     return value
 
 
-POSITIVE = rules({"rule": "duration(self) > duration('0s')", "message": "must be longer than 0s"})
+_FORM: Rule = {"rule": f"self.matches('{_DURATION}')", "message": _DURATION_MESSAGE}
+_POSITIVE: Rule = {
+    "rule": with_durations("duration(self) > duration('0s')", "self"),
+    "message": "must be longer than 0s",
+}
 
 Name = Annotated[str, Field(min_length=1, max_length=40, pattern=_DNS_LABEL)]
 """Name of one of our objects, short enough for a label's value and the names of what we make for it."""
@@ -77,10 +95,12 @@ Count = Annotated[int, Field(strict=True, ge=0, le=MAX_GPUS)]
 Positive = Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS)]
 Number = Annotated[float, Field(strict=True, ge=0)]
 Bool = StrictBool
-Duration = Annotated[str, Field(max_length=32, pattern=_DURATION)]
+Duration = Annotated[str, AfterValidator(_must_be_a_duration), Field(max_length=32, json_schema_extra=rules(_FORM))]
 """As Go writes it: 250ms, 20s, 1m30s."""
 
-PositiveDuration = Annotated[Duration, AfterValidator(_longer_than_nothing), Field(json_schema_extra=POSITIVE)]
+PositiveDuration = Annotated[
+    Duration, AfterValidator(_longer_than_nothing), Field(json_schema_extra=rules(_FORM, _POSITIVE))
+]
 Decimal = Annotated[str, Field(max_length=11, pattern=_DECIMAL)]
 Fraction = Annotated[str, Field(max_length=6, pattern=_FRACTION)]
 Url = Annotated[str, Field(max_length=253, pattern=r"^https?://[^/ ]+(/[^ ]*)?$")]

@@ -20,6 +20,7 @@ from slackwater_operator.resources.base import (
     Url,
     rules,
     seconds,
+    with_durations,
 )
 from slackwater_operator.resources.inference import Pools
 from slackwater_operator.resources.names import CLEANING_JOB, KindNames
@@ -97,13 +98,20 @@ class CleaningJobSpec(Part):
             {
                 "rule": "self.minWorkers <= self.maxWorkers",
                 "message": "maxWorkers must be at least minWorkers",
+                "messageExpression": "'maxWorkers must be at least minWorkers: %d is less than %d'"
+                ".format([self.maxWorkers, self.minWorkers])",
                 "fieldPath": ".maxWorkers",
             },
             {
                 # Whole seconds are enough: the grace is whole.
-                "rule": "duration(self.checkpoint.flushTimeout).getSeconds() < "
-                "self.template.spec.terminationGracePeriodSeconds",
+                "rule": with_durations(
+                    "duration(self.checkpoint.flushTimeout).getSeconds() "
+                    "< self.template.spec.terminationGracePeriodSeconds",
+                    "self.checkpoint.flushTimeout",
+                ),
                 "message": _GRACE_MESSAGE,
+                "messageExpression": f"'{_GRACE_MESSAGE}, got %d s'"
+                ".format([self.template.spec.terminationGracePeriodSeconds])",
                 "fieldPath": ".template.spec.terminationGracePeriodSeconds",
             },
             {
@@ -168,9 +176,10 @@ class CleaningJobSpec(Part):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.min_workers > self.max_workers:
-            raise ValueError("maxWorkers must be at least minWorkers")
+            least, most = self.min_workers, self.max_workers
+            raise ValueError(f"maxWorkers must be at least minWorkers: {most} is less than {least}")
         if self.checkpoint.flush_timeout_s >= self.template.grace_s:
-            raise ValueError(_GRACE_MESSAGE)
+            raise ValueError(f"{_GRACE_MESSAGE}, got {self.template.grace_s:g} s")
         if self.checkpoint.verify != "None" and self.ledger is None and self.keeper.url is None:
             raise ValueError(
                 "checkpoint.verify needs a ledger or keeper.url to read from; without them it must be None"
@@ -218,7 +227,7 @@ class CleaningJobStatus(Status):
     slurm: SlurmWorkers | None = None
     items: Items = Items()
     lost: Annotated[int, Field(ge=0)] = 0
-    """Durable units that a verification did not find again; anything but 0 is a fault."""
+    """Workers whose newest durable record the keeper did not find in the ledger; anything but 0 is a fault."""
 
     last_durable_time: Moment | None = None
     gpu_seconds: Annotated[float, Field(ge=0)] = 0

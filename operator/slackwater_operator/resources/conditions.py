@@ -31,7 +31,7 @@ _ACCEPTED: Final[Reasons] = {
     "Accepted": TRUE,
     "PoolMissing": FALSE,  # names a CapacityPool that is not there
     "FlavorMissing": FALSE,  # names a GPUFlavor that is not there, or that none of its pools has
-    "QueueMissing": FALSE,
+    "QueueMissing": TRUE,  # it runs all the same, with weight 1
     "TemplateRefused": FALSE,  # the API server did not take a pod made from the template
     "SpecRefused": FALSE,  # the object does not pass our own check
 }
@@ -44,7 +44,13 @@ CONDITIONS: Final[Mapping[str, Mapping[str, Reasons]]] = {
         "Ready": {"GPUsFound": TRUE, "NoGPUs": FALSE, "FlavorMissing": FALSE, "SpecRefused": FALSE},
         # A node of two pools, or of two flavors of one, is used by neither.
         "NodesExclusive": {"NodesExclusive": TRUE, "NodesShared": FALSE},
-        "CapacityComplete": {"AllGPUsUsable": TRUE, "GPUsBroken": FALSE, "GPUsMissing": FALSE},
+        "CapacityComplete": {
+            "AllGPUsUsable": TRUE,
+            "NoGPUs": FALSE,
+            "GPUsBroken": FALSE,
+            "GPUsMissing": FALSE,
+            "GPUsCordoned": FALSE,  # on nodes that take no new pods, or are not ready
+        },
         "SlurmReachable": {"SlurmReachable": TRUE, "NoSlurm": UNKNOWN, "SlurmUnreachable": FALSE},
     },
     INFERENCE_DEPLOYMENT.kind: {
@@ -54,6 +60,7 @@ CONDITIONS: Final[Mapping[str, Mapping[str, Reasons]]] = {
             "ScaledToZero": TRUE,
             "ObjectiveMissed": FALSE,
             "ReplicasStarting": FALSE,
+            "ReplicasStuck": FALSE,  # none serves, and one of them cannot start
             "NoReplicas": FALSE,
             "NotAccepted": FALSE,
         },
@@ -72,7 +79,13 @@ CONDITIONS: Final[Mapping[str, Mapping[str, Reasons]]] = {
         "Progressing": {
             "WorkersRunning": TRUE,
             "WorkersStarting": TRUE,
+            "WorkersStuck": FALSE,  # they hold GPUs, and one of them cannot start
+            "NoGPUs": FALSE,  # its pools have none of its flavors
             "NoIdleGPUs": FALSE,
+            "GPUsReserved": FALSE,  # idle ones that a pool does not lend
+            "NoRoom": FALSE,  # idle ones on nodes that its workers do not fit
+            "QueueFull": FALSE,
+            "NoWorkersWanted": FALSE,  # maxWorkers is 0
             "NoWork": FALSE,  # every open item is claimed
             "BackingOff": FALSE,  # workers failed; started again with a delay
             "Suspended": FALSE,
@@ -85,6 +98,7 @@ CONDITIONS: Final[Mapping[str, Mapping[str, Reasons]]] = {
         "Failed": {
             "BadConfiguration": TRUE,  # a worker ended with 2
             "Stopped": TRUE,  # restartPolicy Stop, after a preemption
+            "Held": FALSE,  # restartPolicy Hold, after a preemption: it waits for a person
             "NotFailed": FALSE,
         },
         "LedgerReadable": {
@@ -121,6 +135,8 @@ class EventReason(StrEnum):
     RECLAIM_DEADLINE_EXCEEDED = "ReclaimDeadlineExceeded"
     WORK_LOST = "WorkLost"
     LENT = "Lent"
+    TAKEN_BACK = "TakenBack"
+    WORKERS_STUCK = "WorkersStuck"
     REPLICA_STARTED = "ReplicaStarted"
     REPLICA_DRAINING = "ReplicaDraining"
     DRAIN_CANCELLED = "DrainCancelled"
@@ -133,6 +149,7 @@ class EventReason(StrEnum):
     COMPLETE = "LedgerComplete"
     FAILED = "BadConfiguration"
     TEMPLATE_REFUSED = "TemplateRefused"
+    QUEUE_MISSING = "QueueMissing"
     NODES_SHARED = "NodesShared"
     SLURM_UNREACHABLE = "SlurmUnreachable"
 

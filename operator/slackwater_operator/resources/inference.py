@@ -18,6 +18,7 @@ from slackwater_operator.resources.base import (
     list_map,
     rules,
     seconds,
+    with_durations,
 )
 from slackwater_operator.resources.names import INFERENCE_DEPLOYMENT, KindNames
 from slackwater_operator.resources.template import EngineTemplate, PodTemplate
@@ -74,7 +75,9 @@ class Autoscaling(Part):
     model_config = ConfigDict(
         json_schema_extra=rules(
             {
-                "rule": "duration(self.panicWindow) <= duration(self.stableWindow)",
+                "rule": with_durations(
+                    "duration(self.panicWindow) <= duration(self.stableWindow)", "self.panicWindow", "self.stableWindow"
+                ),
                 "message": "panicWindow must not be longer than stableWindow",
                 "fieldPath": ".panicWindow",
             }
@@ -121,7 +124,7 @@ class Drain(Part):
     """How a replica leaves."""
 
     grace: Duration = "120s"
-    """For its live streams; the longest stream is 95 s of audio."""
+    """For its live streams; the longest is 95 s of audio.  A shorter terminationGracePeriodSeconds is raised to it."""
 
     @property
     def grace_s(self) -> float:
@@ -157,6 +160,8 @@ class InferenceDeploymentSpec(Part):
             {
                 "rule": "self.minReplicas <= self.maxReplicas",
                 "message": "maxReplicas must be at least minReplicas",
+                "messageExpression": "'maxReplicas must be at least minReplicas: %d is less than %d'"
+                ".format([self.maxReplicas, self.minReplicas])",
                 "fieldPath": ".maxReplicas",
             }
         )
@@ -187,7 +192,8 @@ class InferenceDeploymentSpec(Part):
     @model_validator(mode="after")
     def _bounds_agree(self) -> Self:
         if self.min_replicas > self.max_replicas:
-            raise ValueError("maxReplicas must be at least minReplicas")
+            least, most = self.min_replicas, self.max_replicas
+            raise ValueError(f"maxReplicas must be at least minReplicas: {most} is less than {least}")
         flavors = [variant.flavor for variant in self.variants]
         if len(flavors) != len(set(flavors)):
             raise ValueError("variants: each flavor may stand there once")

@@ -15,6 +15,7 @@ CATEGORY: Final = "gpu"  # `kubectl get gpu` lists all five kinds
 OPERATOR_NAMESPACE: Final = "slackwater-system"
 SERVICE_ACCOUNT: Final = "slackwater-operator"
 LEASE: Final = "slackwater-operator"
+VIEW_CLUSTER_ROLE: Final = "slackwater-view-cluster"  # of people who look at the whole fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ ANNOTATION_REASON: Final = f"{GROUP}/reason"  # why the pod was started, a core.
 ANNOTATION_DRAINING_SINCE: Final = f"{GROUP}/draining-since"  # RFC 3339
 ANNOTATION_RECLAIM: Final = f"{GROUP}/reclaim"  # the Reclaim that a replica was reserved by
 ANNOTATION_REVISION: Final = f"{GROUP}/revision"  # digest of the template
+ANNOTATION_KEEPS: Final = f"{GROUP}/keeps"  # the ledger of which job a keeper reads
 
 ENGINE_CONTAINER: Final = "engine"
 WORKER_CONTAINER: Final = "worker"

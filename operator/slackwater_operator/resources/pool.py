@@ -18,6 +18,7 @@ from slackwater_operator.resources.base import (
     list_map,
     rules,
     seconds,
+    with_durations,
 )
 from slackwater_operator.resources.flavor import NodeSelector
 from slackwater_operator.resources.names import CAPACITY_POOL, KindNames
@@ -61,7 +62,9 @@ class PoolReclaim(Part):
     model_config = ConfigDict(
         json_schema_extra=rules(
             {
-                "rule": "duration(self.retargetAfter) <= duration(self.deadline)",
+                "rule": with_durations(
+                    "duration(self.retargetAfter) <= duration(self.deadline)", "self.retargetAfter", "self.deadline"
+                ),
                 "message": "retargetAfter must not be longer than deadline",
                 "fieldPath": ".retargetAfter",
             }

@@ -27,7 +27,7 @@ from slackwater_operator.resources.base import (
 )
 from slackwater_operator.resources.names import RECLAIM, KindNames
 
-Phase = Literal["Planned", "Signalled", "Freed", "Serving", "Cancelled", "Failed"]
+Phase = Literal["Planned", "Signalled", "Freed", "Serving", "Cancelled", "Failed", "Answered"]
 Outcome = Literal["Leaving", "Checkpointed", "Unverified", "Lost", "Timeout"]
 
 MAX_VICTIMS = 1024
@@ -219,6 +219,8 @@ class ReclaimStatus(Status):
     """How the take-back went."""
 
     phase: Phase | None = None
+    """Answered and Failed end a dry run."""
+
     victims: Annotated[tuple[Victim, ...], Field(max_length=MAX_VICTIMS, json_schema_extra=list_map("pod"))] = ()
     timings: Timings = Timings()
     answer: Answer | None = None

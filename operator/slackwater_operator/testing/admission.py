@@ -110,7 +110,8 @@ def broken(schema: Schema, value: Any, old: Any, path: str) -> list[str]:
         if "oldSelf" in rule["rule"] and old is None:
             continue  # a rule about changes does not look at what is new
         if not _holds(rule["rule"], value, old):
-            found.append(f"{path}{rule.get('fieldPath', '')}: {rule['message']}")
+            said = _evaluated(rule.get("messageExpression", "''"), value, old) or rule["message"]
+            found.append(f"{path}{rule.get('fieldPath', '')}: {said}")
     if isinstance(value, dict):
         for name, one in schema.get("properties", {}).items():
             if name in value:
@@ -123,9 +124,15 @@ def broken(schema: Schema, value: Any, old: Any, path: str) -> list[str]:
 
 
 def _holds(rule: str, value: Any, old: Any) -> bool:
+    return _evaluated(rule, value, old) is True
+
+
+def _evaluated(expression: str, value: Any, old: Any) -> Any:
+    """None for one that cannot be evaluated."""
     context = cel.Context({"self": value, "oldSelf": old})
-    context.add_function("sum", sum)  # one of the API server's own list functions
+    context.add_function("sum", sum)  # functions of the API server's own
+    context.add_function("format", lambda text, values: text % tuple(values))
     try:
-        return cel.evaluate(rule, context) is True
+        return cel.evaluate(expression, context)
     except (KeyError, RuntimeError):  # a field that is not there; a duration that is none
-        return False
+        return None

@@ -1,4 +1,4 @@
-"""`python -m slackwater_controlplane up | status | down | build`: the test cluster for a person.
+"""`python -m slackwater_controlplane up | images | env | status | down | build`: the test cluster for a person.
 
 Owns the words on the terminal and the reading of the environment; the other modules do the work.
 """
@@ -6,8 +6,11 @@ Owns the words on the terminal and the reading of the environment; the other mod
 import json
 import logging
 import os
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,13 +79,49 @@ def up(
             state = standing.start(wanted, _say)
         assert state is not None, "it is up, or start raised"
         typer.echo(f"Kubernetes {'is up' if is_new else 'was up already'} at {state.url}:\n{_nodes(state)}\n")
-        typer.echo(f"  export KUBECONFIG={state.kubeconfig}")
-        typer.echo(f"  export PATH={programs.path('kubectl').parent}:$PATH")
-        typer.echo("  kubectl get nodes")
-        if wanted.nodes and is_new:
+        typer.echo("".join(f"  {line}\n" for line in _exports(state, programs)) + "  kubectl get nodes")
+        if state.nodes and is_new:
             # The nodes reach no registry; this image is on each of them.
             typer.echo(f"  kubectl run hello --rm -it --image={BUSYBOX_IMAGE} --image-pull-policy=Never -- sh")
+            typer.echo(f"\nmake cluster-images brings ours to the nodes; ledgers will lie in {standing.ledgers}.")
         typer.echo("\nmake cluster-down ends it.")
+
+
+@app.command()
+def images() -> None:
+    """Bring to the nodes what manifests/samples/cluster-up runs and reads; again after the code has changed."""
+    from slackwater_controlplane import play
+    from slackwater_controlplane.images import Images
+    from slackwater_controlplane.node.node import load
+
+    with _in_words():
+        programs, state = _programs(), _standing().state()
+        if state is None:
+            raise ControlPlaneError("no cluster is up; `make cluster-up` starts one")
+        if not state.nodes:
+            raise ControlPlaneError(
+                "fake nodes run no image; after `make cluster-down`, `make cluster-up` has real ones"
+            )
+        cache = cache_folder(os.environ)
+        built = Images(cache, os.environ, say=_say)
+        if (why := built.why_not()) is not None:
+            raise ControlPlaneError(why)
+        if count := play.write_recordings(cache / "recordings", play.recordings_folder(cache)):
+            _say(f"{count:,} recordings lie in {play.recordings_folder(cache)}")
+        with play.archives(built) as archives:
+            for name, archive in archives.items():
+                for socket in state.nodes.values():
+                    load(programs, socket, archive)
+                typer.echo(f"{name} is on {', '.join(state.nodes)}")
+
+
+@app.command()
+def env() -> None:
+    """Say what a shell needs: `eval "$(make cluster-env)"`."""
+    with _in_words():
+        if (state := _standing().state()) is None:
+            raise ControlPlaneError("no cluster is up; `make cluster-up` starts one")
+        typer.echo("\n".join(_exports(state, _programs())))
 
 
 @app.command()
@@ -111,6 +150,12 @@ def serve(wanted: str) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     with _in_words():
         _standing().serve(_programs(), Wanted(**json.loads(wanted)))
+
+
+def _exports(state: "State", programs: Programs) -> tuple[str, str]:
+    """The cluster's kubeconfig, and where kubectl and slackwater are."""
+    folders = f"{programs.path('kubectl').parent}:{Path(sys.prefix) / 'bin'}"
+    return f"export KUBECONFIG={shlex.quote(str(state.kubeconfig))}", f"export PATH={shlex.quote(folders)}:$PATH"
 
 
 def _nodes(state: "State") -> str:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is known of the cluster that is up."""
+    """What is known of the cluster that is up.   nodes: the real ones, each with the socket of its containerd."""
 
     owner: ProcessName
     url: str
     kubeconfig: Path
     log_folder: Path
+    nodes: Mapping[str, Path]
 
 
 class Standing:
@@ -64,6 +65,7 @@ class Standing:
         self.cache = cache
         self.folder = cache / "controlplane" / "up"
         self.log = self.folder / "log"
+        self.ledgers = self.folder / "ledgers"
         self._state = self.folder / "state.json"
 
     def state(self) -> State | None:
@@ -74,7 +76,8 @@ class Standing:
         owner = ProcessName(*document["owner"])
         if not owner.is_alive:
             return None
-        return State(owner, document["url"], Path(document["kubeconfig"]), Path(document["log_folder"]))
+        nodes = {name: Path(socket) for name, socket in document["nodes"].items()}
+        return State(owner, document["url"], Path(document["kubeconfig"]), Path(document["log_folder"]), nodes)
 
     def start(self, wanted: Wanted, say: Callable[[str], None]) -> State:
         """Start it in the background and return when it is up.  Raises StartError with what it said."""
@@ -121,13 +124,14 @@ class Standing:
         """Be the process in the background: run the cluster until SIGTERM."""
         signal.signal(signal.SIGTERM, _leave)
         signal.signal(signal.SIGINT, _leave)
-        with _cluster(programs, self.cache, wanted) as cluster:
-            self._write_state(cluster)
+        shutil.rmtree(self.ledgers, ignore_errors=True)  # of a cluster that was killed
+        with _cluster(programs, self.cache, wanted, self.ledgers) as (cluster, nodes):
+            self._write_state(cluster, nodes)
             logger.info("up url=%s", cluster.url)
             while True:
                 signal.pause()
 
-    def _write_state(self, cluster: ControlPlane) -> None:
+    def _write_state(self, cluster: ControlPlane, nodes: Mapping[str, Path]) -> None:
         owner = ProcessName.of(os.getpid())
         assert owner is not None, "this process is alive"
         # At a place that stays the same from one cluster to the next.
@@ -139,6 +143,7 @@ class Standing:
             "url": cluster.url,
             "kubeconfig": str(kubeconfig),
             "log_folder": str(cluster.folder / "log"),
+            "nodes": {name: str(socket) for name, socket in nodes.items()},
         }
         temporary = self._state.with_suffix(".tmp")
         temporary.write_text(json.dumps(document))
@@ -149,10 +154,15 @@ class Standing:
 
 
 @contextlib.contextmanager
-def _cluster(programs: Programs, cache: Path, wanted: Wanted) -> Iterator[ControlPlane]:
+def _cluster(
+    programs: Programs, cache: Path, wanted: Wanted, ledgers: Path
+) -> Iterator[tuple[ControlPlane, Mapping[str, Path]]]:
+    """The cluster, and the sockets of its real nodes."""
+    sockets: Mapping[str, Path] = {}
     with contextlib.ExitStack() as stack:
         if wanted.nodes:
             # Only here: the parts of real nodes need more of the machine and of Python than a control plane does.
+            from slackwater_controlplane import play
             from slackwater_controlplane.node.cluster import NodeCluster
             from slackwater_controlplane.node.node import NodeSpec
 
@@ -161,7 +171,10 @@ def _cluster(programs: Programs, cache: Path, wanted: Wanted) -> Iterator[Contro
                 for number in range(wanted.nodes)
                 for prefix, product in [PRODUCTS[number % len(PRODUCTS)]]
             ]
-            cluster = stack.enter_context(NodeCluster(programs, leftovers.runs_folder(cache), specs)).plane
+            runs, folders = leftovers.runs_folder(cache), play.folders(cache, ledgers)
+            started = stack.enter_context(NodeCluster(programs, runs, specs, folders=folders))
+            cluster = started.plane
+            sockets = {name: node.paths.containerd_socket for name, node in started.nodes.items()}
         else:
             record = stack.enter_context(leftovers.run_folder(cache, "up"))
             cluster = stack.enter_context(ControlPlane(record.folder, programs, record))
@@ -173,7 +186,7 @@ def _cluster(programs: Programs, cache: Path, wanted: Wanted) -> Iterator[Contro
                 kwok.add_nodes(
                     count, prefix=name, product=product, labels={SITE: "site-b"}, is_tainted=wanted.nodes > 0
                 )
-        yield cluster
+        yield cluster, sockets
 
 
 def _leave(number: int, _frame: Any) -> None:

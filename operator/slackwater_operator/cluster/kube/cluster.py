@@ -155,7 +155,7 @@ class KubeCluster:
     def rolling(self, service: str, revision: str | None) -> ServiceView | None:
         """A service that has replicas of another revision; None if it has none, or is not known yet."""
         state = self._state
-        pods = state.index.of(names.POD_INFERENCE, service)
+        pods = state.pods_of(names.POD_INFERENCE, service)
         if service in state.catalogue.services and any(pod.revision != revision and not pod.is_over for pod in pods):
             return views.service(state, service)
         return None
@@ -216,11 +216,12 @@ class KubeCluster:
             if pod.node or (page is not None and uid in page.visible):
                 state.placed.setdefault(uid, now_s)
             if pod.is_ready:
-                variant = f"{pod.owner}/{pod.policy_flavor}"
-                state.wake_s[variant] = smoothed(state.wake_s.get(variant), now_s - state.placed.get(uid, decided_s))
+                state.owner_of(pod).succeeded()
+                if not state.is_former(pod):
+                    variant, took_s = f"{pod.owner}/{pod.policy_flavor}", now_s - state.placed.get(uid, decided_s)
+                    state.wake_s[variant] = smoothed(state.wake_s.get(variant), took_s)
                 del state.decided[uid]
                 state.placed.pop(uid, None)
-                state.owner(pod.kind, pod.owner).succeeded()
 
 
 def _refused(actions: Sequence[Action], results: Sequence[object]) -> list[Refusal]:

@@ -1,14 +1,16 @@
 """How pods ended: what a victim left behind, and what its owner learns from it.
 
-Owns the judgement of an end.  A victim counts as lossless only when the keeper of its ledger has found its receipt
-there, or when it had never claimed anything.  Verifying goes on in the background; GPUs are given on long before.
+Owns the judgement of an end, by one rule: work is lost when it was durable by a receipt and the keeper of its ledger
+does not find that there.  Without a receipt nothing was durable, so nothing is lost; where nobody could look, it is not
+known, and is said in words of its own.  What a worker did after its newest receipt is done again by another one, and
+is counted in GPU-seconds alone.  Verifying goes on in the background; GPUs are given on long before.
 """
 
 import asyncio
 import logging
 from dataclasses import dataclass, field
 
-from slackwater_operator.cluster.kube.owners import STEADY_S, smoothed
+from slackwater_operator.cluster.kube.owners import STEADY_S, Owner, smoothed
 from slackwater_operator.cluster.kube.pods import BAD_INPUT, CHECKPOINTED, KILLED, TERMINATED, Ended, Pod
 from slackwater_operator.cluster.kube.state import State
 from slackwater_operator.cluster.kube.takes import Take, Victim
@@ -28,7 +30,7 @@ STOPPED = "it ended with a preemption (restartPolicy Stop)"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a victim.  verified: None = nobody could be asked."""
+    """What became of a victim.  verified: all that was durable is in the ledger; None = nobody could be asked."""
 
     outcome: str
     verified: bool | None
@@ -40,26 +42,25 @@ def first_verdict(ended: Ended | None, *, had_begun: bool) -> Verdict | None:
         return Verdict("Unverified", None) if had_begun else Verdict("Checkpointed", True)
     if ended.receipt is not None:
         return None
-    if ended.code in (*CLEAN, TERMINATED):
-        return Verdict("Checkpointed", True)  # it had claimed nothing
-    return Verdict("Timeout" if ended.code == KILLED else "Lost", False)
+    return Verdict("Timeout" if ended.code == KILLED and ended.has_begun else "Checkpointed", True)
 
 
 def last_verdict(ended: Ended, holds: bool | None) -> Verdict:
     """With the keeper's word on the receipt."""
+    if holds is False:
+        return Verdict("Lost", False)
     if ended.code == KILLED:
         return Verdict("Timeout", holds)
-    if holds is None:
-        return Verdict("Unverified", None)
-    return Verdict("Checkpointed" if holds and ended.code in (*CLEAN, TERMINATED) else "Lost", holds)
+    return Verdict("Checkpointed" if holds else "Unverified", holds)
 
 
 @dataclass(slots=True)
 class Question:
-    """A receipt that the keeper has to confirm."""
+    """A receipt that the keeper has to confirm.   owner: of the job as it was when the victim ended."""
 
     take: Take
     victim: Victim
+    owner: Owner
     ended: Ended
     receipt: Object
     since_s: float
@@ -104,11 +105,14 @@ class Endings:
     def verify(self, now_s: float) -> None:
         """Ask the keepers, take in what they said, and ask again those that could not say; never waits."""
         for question in list(self._questions):
-            task, is_late = question.task, now_s - question.since_s > VERIFY_FOR_S
+            # The keeper of another job under the same name reads another ledger.
+            is_former = self.state.owner(names.POD_CLEANING, question.victim.job) is not question.owner
+            task, is_late = question.task, is_former or now_s - question.since_s > VERIFY_FOR_S
             holds = None
             if task is not None and task.done():
                 question.task = None
-                holds = None if task.cancelled() or task.exception() is not None else task.result()
+                unknown = is_former or task.cancelled() or task.exception() is not None
+                holds = None if unknown else task.result()
             if holds is not None or is_late:
                 self._questions.remove(question)
                 if task is not None:
@@ -116,7 +120,7 @@ class Endings:
                 if holds is None:
                     logger.warning("%s: no keeper could say whether its receipt holds", question.victim.pod)
                 verdict = last_verdict(question.ended, holds)
-                self._settle(question.take, question.victim, question.ended, verdict)
+                self._settle(question.take, question.victim, question.owner, question.ended, verdict)
             elif question.task is None and now_s - question.asked_s >= VERIFY_EVERY_S:
                 question.asked_s = now_s
                 asking = self.state.progress.verify(question.victim.job, question.receipt)
@@ -128,7 +132,7 @@ class Endings:
         victim, was_asked = state.victim(pod), state.leaving_since(pod) is not None or pod.draining_s is not None
         if pod.kind == names.POD_CLEANING:
             state.departed.append((pod.uid, self._committed(pod)))
-            owner = state.owner(pod.kind, pod.owner)
+            owner = state.owner_of(pod)
             owner.gpu_seconds += max(0.0, now_s - state.clock.moment(pod.running_s or pod.created_s)) * pod.any_gpus
         self._learn(pod, now_s, was_asked=was_asked)
         if victim is not None:
@@ -148,7 +152,7 @@ class Endings:
 
     def _learn(self, pod: Pod, now_s: float, *, was_asked: bool) -> None:
         """What the next start of this owner should know."""
-        owner, ended = self.state.owner(pod.kind, pod.owner), pod.ended
+        owner, ended = self.state.owner_of(pod), pod.ended
         if pod.refused:
             logger.warning("the kubelet of %s did not take %s: %s", pod.node, pod.uid, pod.refused)
             owner.avoid(pod.node, now_s)
@@ -159,7 +163,7 @@ class Endings:
         if ended.started_s is not None:
             owner.started_in(max(0.0, ended.started_s - pod.created_s))
         if ended.code == BAD_INPUT and not was_asked:
-            owner.broken = _last_line(ended.words) or "it ended with 2, bad configuration, without a word"
+            owner.broken = _told(ended) or "it ended with 2, bad configuration, without a word"
             logger.error("not starting %s again: %s", pod.owner, owner.broken)
         elif was_asked or (is_worker and ended.code in (CHECKPOINTED, TERMINATED)):
             if ended.code in (*CLEAN, TERMINATED):
@@ -171,8 +175,7 @@ class Endings:
         else:
             if ended.started_s and ended.finished_s and ended.finished_s - ended.started_s > STEADY_S:
                 owner.failures = 0
-            words = f"{pod.name} ended with {ended.code}: {_last_line(ended.words)}".rstrip(": ")
-            owner.lost += is_worker
+            words = f"{pod.name} ended with {ended.code}: {_told(ended)}".rstrip(": ")
             delay_s = owner.failed(now_s, words)
             logger.error("failed uid=%s code=%d backoff_s=%.0f %s", pod.uid, ended.code, delay_s, words)
 
@@ -185,7 +188,9 @@ class Endings:
         if state.victims.get(victim.pod) is take:
             del state.victims[victim.pod]
         state.reclaim_s[take.policy_flavor] = smoothed(state.reclaim_s.get(take.policy_flavor), now_s - take.decided_s)
-        self._hold(victim)
+        job = state.catalogue.jobs.get(victim.job)
+        owner = state.owner(names.POD_CLEANING, victim.job) if pod is None else state.owner_of(pod)
+        _hold(owner, job)
         if victim.outcome:
             return  # another leader wrote it down
         ended = pod.ended if pod is not None else None
@@ -194,25 +199,24 @@ class Endings:
         if receipt is not None:
             victim.durable_unit = receipt["items"] if isinstance(receipt.get("items"), int) else None
             victim.digest = str(receipt["sha256"])
-        job = state.catalogue.jobs.get(victim.job)
-        if verdict is None and (job is None or job.spec.checkpoint.verify == "None"):
+        is_former = pod is not None and state.is_former(pod)
+        if verdict is None and (job is None or is_former or job.spec.checkpoint.verify == "None"):
             assert ended is not None
             verdict = last_verdict(ended, None)
         if verdict is not None:
-            self._settle(take, victim, ended, verdict)
+            self._settle(take, victim, owner, ended, verdict)
             return
         assert ended is not None
         assert receipt is not None, "an end without a receipt is judged at once"
-        self._questions.append(Question(take, victim, ended, receipt, now_s, now_s - VERIFY_EVERY_S))
+        self._questions.append(Question(take, victim, owner, ended, receipt, now_s, now_s - VERIFY_EVERY_S))
 
-    def _settle(self, take: Take, victim: Victim, ended: Ended | None, verdict: Verdict) -> None:
+    def _settle(self, take: Take, victim: Victim, owner: Owner, ended: Ended | None, verdict: Verdict) -> None:
         victim.outcome, victim.verified = verdict.outcome, verdict.verified
-        owner = self.state.owner(names.POD_CLEANING, victim.job)
-        if verdict.outcome == "Checkpointed":
-            if ended is not None and ended.receipt is not None and ended.finished_s is not None:
-                owner.durable_wall_s = max(owner.durable_wall_s or 0.0, ended.finished_s)
-        else:
-            owner.lost += 1
+        owner.lost += verdict.verified is False
+        owner.unverified += verdict.verified is None
+        if verdict.verified and ended is not None and ended.receipt is not None and ended.finished_s is not None:
+            owner.durable_wall_s = max(owner.durable_wall_s or 0.0, ended.finished_s)
+        if verdict.outcome != "Checkpointed" or (ended is not None and ended.has_begun and ended.code not in CLEAN):
             since_s = victim.durable_s
             if since_s is None and ended is not None and ended.started_s is not None:
                 since_s = self.state.clock.moment(ended.started_s)
@@ -229,20 +233,24 @@ class Endings:
             victim.lost_s,
         )
 
-    def _hold(self, victim: Victim) -> None:
-        """A preemption is the end of a job whose restart policy says so."""
-        job = self.state.catalogue.jobs.get(victim.job)
-        if job is None or job.spec.restart_policy == "Requeue":
-            return
-        owner = self.state.owner(names.POD_CLEANING, victim.job)
-        owner.is_stopped = job.spec.restart_policy == "Stop"
-        owner.broken = owner.broken or (STOPPED if owner.is_stopped else HELD)
+
+def _hold(owner: Owner, job: CleaningJob | None) -> None:
+    """A preemption is the end of a job whose restart policy says so."""
+    if job is None or job.spec.restart_policy == "Requeue":
+        return
+    owner.is_stopped = job.spec.restart_policy == "Stop"
+    owner.broken = owner.broken or (STOPPED if owner.is_stopped else HELD)
 
 
 def _has_keeper(job: CleaningJob) -> bool:
     return job.spec.ledger is not None or job.spec.keeper.url is not None
 
 
-def _last_line(words: str) -> str:
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
+def _told(ended: Ended) -> str:
+    """The container's last line; a receipt is for the keeper, and told in words."""
+    if ended.receipt is not None:
+        items = ended.receipt.get("items")
+        how_many = f"its first {items} items are" if isinstance(items, int) else "what it said before is"
+        return f"it left no word on why; {how_many} durable"
+    lines = [line.strip() for line in ended.words.splitlines() if line.strip()]
     return lines[-1][:500] if lines else ""

@@ -51,6 +51,8 @@ def keep_pod(obj: Object) -> Object:
         "labels": dict(labels),
         "annotations": {key: value for key, value in annotations.items() if key.startswith(f"{names.GROUP}/")},
     }
+    if controllers := [one for one in metadata.get("ownerReferences") or () if one.get("controller")]:
+        kept["metadata"]["ownerReferences"] = [{"uid": one["uid"], "controller": True} for one in controllers]
     kept["spec"] = {key: spec[key] for key in _SPEC if key in spec} | {"containers": containers}
     if first:
         kept["spec"]["initContainers"] = first

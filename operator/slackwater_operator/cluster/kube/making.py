@@ -6,6 +6,7 @@ Pure: names and nodes come in as arguments.
 """
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,9 @@ def replica(
         body["metadata"]["annotations"][names.ANNOTATION_RECLAIM] = reclaim
     spec: Spec = body["spec"]
     spec["priorityClassName"] = names.PRIORITY_INFERENCE.name
+    # Whoever else ends the pod, as `kubectl drain` does, goes by this alone.
+    grace_s = math.ceil(service.spec.drain.grace_s)
+    spec["terminationGracePeriodSeconds"] = max(spec.get("terminationGracePeriodSeconds", 1), grace_s)
     engine = _container(spec, names.ENGINE_CONTAINER)
     if "args" not in engine and "command" not in engine:
         engine["args"] = ["engine", "serve", "--host", "0.0.0.0", "--port", str(names.ENGINE_PORT)]

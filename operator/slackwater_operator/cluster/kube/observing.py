@@ -275,7 +275,7 @@ class Observer:
     ) -> CleaningJob:
         spec, owner = job.spec, self.state.owner(names.POD_CLEANING, uid)
         progress = self.state.progress.job(uid)
-        workers = [pod for pod in self.state.index.of(names.POD_CLEANING, uid) if not pod.is_over]
+        workers = [pod for pod in self.state.pods_of(names.POD_CLEANING, uid) if not pod.is_over]
         shards = None if progress is None else progress.shards_open
         if shards == 0 and not owner.is_done:
             owner.is_done = True
@@ -332,7 +332,7 @@ class Observer:
         return allowed
 
     def _held(self, uid: str, job: cleaning.CleaningJob) -> int:
-        pods = self.state.index.of(names.POD_CLEANING, uid)
+        pods = self.state.pods_of(names.POD_CLEANING, uid)
         held = sum(not pod.is_over and self.state.leaving_since(pod) is None for pod in pods)
         return job.spec.gpus_per_worker * (held + len(self.state.beginning(uid)))
 

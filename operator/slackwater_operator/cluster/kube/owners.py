@@ -1,7 +1,7 @@
 """What the ends of pods taught about starting the next one, by owner.
 
-Owns back-off, what is broken and what is finished; an edited object starts with a clean sheet.  Kept in memory: a new
-leader learns it again from what is there.
+Owns back-off, what is broken and what is finished; an edited object starts with a clean sheet, and one that was made
+again under its name is another owner.  Kept in memory: a new leader learns it again from what is there.
 """
 
 from dataclasses import dataclass, field
@@ -16,10 +16,12 @@ SMOOTHING = 0.3  # weight of the newest duration
 class Owner:
     """A service or a job.
 
-    broken: why it is not started again before somebody edits it, in words.   refusal: why the newest start was not
-    possible.   avoided: nodes that did not take its pods, until when.
+    k8s_uid: of its object.   lost, unverified: workers whose newest durable record its keeper did not find, or was not
+    asked for.   broken: why it is not started again before somebody edits it, in words.   refusal: why the newest start
+    was not possible.   avoided: nodes that did not take its pods, until when.
     """
 
+    k8s_uid: str = ""
     generation: int = 0
     failures: int = 0  # in a row
     not_before_s: float = 0.0
@@ -31,6 +33,7 @@ class Owner:
     avoided: dict[str, float] = field(default_factory=dict)
     start_s: float | None = None  # creation to running, smoothed
     lost: int = 0
+    unverified: int = 0
     gpu_seconds: float = 0.0
     durable_wall_s: float | None = None
 

@@ -16,6 +16,7 @@ CHECKPOINTED = 75  # exit code: preempted with its work durable
 KILLED = 137  # exit code: SIGKILL, so it outlasted its grace or its memory
 BAD_INPUT = 2  # exit code: a person has to change something
 TERMINATED = 143  # exit code: it had not begun when it was told to go
+PLAIN = ("Completed", "Error")  # reasons that say no more than the exit code
 STUCK = (  # reasons for which a container waits and will not run by waiting
     "CreateContainerConfigError",
     "CreateContainerError",
@@ -47,14 +48,20 @@ class Ended:
             return None
         return found if isinstance(found, dict) and {"path", "size_bytes", "sha256"} <= found.keys() else None
 
+    @property
+    def has_begun(self) -> bool:
+        """Its program ran.  A container that was never made has no start; one that is told to go while its runtime
+        still prepares it ends with that one's 2, and without a word."""
+        return self.started_s is not None and self.code != TERMINATED and (self.code != BAD_INPUT or bool(self.words))
+
 
 @dataclass(frozen=True, slots=True)
 class Pod:
     """One pod as this package sees it.
 
-    kind: of our pods, "" for one of somebody else.   target: the only node that it may go to, for our reservations.
-    devices: what it wants of each extended resource.   refused: why the kubelet did not take it.   waiting: why its
-    container waits.
+    kind: of our pods, "" for one of somebody else.   owner_uid: of the object that it was made for; another one may
+    have its name by now.   target: the only node that it may go to, for our reservations.   devices: what it wants of
+    each extended resource.   refused: why the kubelet did not take it.   waiting: why its container waits.
     """
 
     uid: str
@@ -63,6 +70,7 @@ class Pod:
     k8s_uid: str
     kind: str
     owner: str
+    owner_uid: str
     pool: str
     flavor: str
     node: str
@@ -132,6 +140,7 @@ def read_pod(obj: Object) -> Pod:
         k8s_uid=metadata.get("uid", ""),
         kind=kind,
         owner=names.object_uid(namespace, labels.get(names.LABEL_OWNER, "")) if kind else "",
+        owner_uid=_controller(metadata) if kind else "",
         pool=labels.get(names.LABEL_POOL, "") if kind else "",
         flavor=labels.get(names.LABEL_FLAVOR, "") if kind else "",
         node=spec.get("nodeName", ""),
@@ -163,6 +172,11 @@ def read_pod(obj: Object) -> Pod:
     )
 
 
+def _controller(metadata: Object) -> str:
+    """The uid of the object that a pod is part of."""
+    return next((str(one["uid"]) for one in metadata.get("ownerReferences") or () if one.get("controller")), "")
+
+
 def _state(status: Object, container: str) -> Object:
     """The state of the container that matters, else of the first."""
     found = status.get("containerStatuses") or ()
@@ -173,9 +187,10 @@ def _state(status: Object, container: str) -> Object:
 def _ended(terminated: Object | None) -> Ended | None:
     if not terminated:
         return None
+    reason = terminated.get("reason") or ""
     return Ended(
         code=int(terminated.get("exitCode", 0)),
-        words=str(terminated.get("message") or terminated.get("reason") or ""),
+        words=str(terminated.get("message") or (reason if reason not in PLAIN else "")),
         started_s=_time(terminated.get("startedAt")),
         finished_s=_time(terminated.get("finishedAt")),
     )

@@ -190,13 +190,14 @@ class JobView:
     running: int
     starting: int
     leaving: int
-    lost: int  # workers whose work could not be shown to be durable, since the leader began
+    lost: int  # workers whose newest receipt the ledger does not hold, since the leader began
     gpu_seconds: float
     durable_wall_s: float | None  # newest verified receipt, Unix time
     is_complete: bool = False
     failure: str = ""
     refusal: str = ""
     refused: str = ""
+    unverified: int = 0  # workers whose newest receipt nobody could look for
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,20 +102,7 @@ class Records:
             state.finished.append(_view(take))
 
     def _conditions(self, take: Take, now_s: float) -> list[Object]:
-        outcomes = {victim.outcome for victim in take.victims.values()}
         late = [victim.pod for victim in take.living] if now_s - take.decided_s > take.deadline_s else []
-        reason = next(
-            (
-                reason
-                for outcome, reason in (
-                    ("Lost", "WorkLost"),
-                    ("Timeout", "KilledAtDeadline"),
-                    ("Unverified", "NotVerified"),
-                )
-                if outcome in outcomes
-            ),
-            "AllCheckpointed",
-        )
         now = datetime.fromtimestamp(self.state.clock.wall(now_s), UTC)
         found: tuple[Condition, ...] = ()
         if late or take.is_late:
@@ -126,8 +113,32 @@ class Records:
         elif not take.living:
             found = set_condition(names.RECLAIM, found, "InTime", "WithinDeadline", now=now, generation=1)
         if take.is_settled:
-            found = set_condition(names.RECLAIM, found, "Lossless", reason, now=now, generation=1)
+            found = set_condition(names.RECLAIM, found, "Lossless", *_lossless(take), now=now, generation=1)
         return [one.dump() for one in found]
+
+
+def _lossless(take: Take) -> tuple[str, str]:
+    """The reason and the words of that condition, by the rule of `endings`; the worst of the victims gives it."""
+    by_outcome: dict[str, list[str]] = {}
+    for victim in take.victims.values():
+        by_outcome.setdefault(victim.outcome, []).append(victim.pod)
+    lost_s = sum(victim.lost_s for victim in take.victims.values())
+    again = f"{lost_s:.0f} GPU-seconds after them are done again" if lost_s >= 0.5 else ""  # else it shows as 0
+    if pods := by_outcome.get("Lost"):
+        told = f"{_listed(pods)}: the ledger does not hold the newest durable record; run slackwater clean verify on it"
+        return "WorkLost", told
+    if pods := by_outcome.get("Timeout"):
+        unknown = any(victim.verified is None for victim in take.victims.values())
+        held = "nobody could look for the newest durable record" if unknown else "nothing durable is lost"
+        return "KilledAtDeadline", "; ".join(filter(None, (f"{_listed(pods)}: killed at the deadline, {held}", again)))
+    if pods := by_outcome.get("Unverified"):
+        return "NotVerified", f"{_listed(pods)}: nobody could look for the newest durable record"
+    return "AllCheckpointed", f"the ledger holds all newest durable records; {again}" if again else ""
+
+
+def _listed(pods: list[str]) -> str:
+    pods = sorted(pods)
+    return ", ".join(pods[:5]) + (f" and {len(pods) - 5} more" if len(pods) > 5 else "")
 
 
 def _view(take: Take) -> ReclaimView:

@@ -24,6 +24,7 @@ from slackwater_operator.kube.errors import NotFound, Unreachable
 from slackwater_operator.kube.types import PODS, Object, custom, micro_stamp
 from slackwater_operator.resources import names
 from slackwater_operator.resources.cleaning import CleaningJob
+from slackwater_operator.resources.inference import InferenceDeployment
 
 PARALLEL_WRITES = 64
 RECLAIMS = custom(names.RECLAIM.plural, names.RECLAIM.kind, names.RECLAIM.namespaced)
@@ -92,19 +93,53 @@ class State:
     # --- reading --------------------------------------------------------------------------------
 
     def owner(self, kind: str, uid: str) -> Owner:
-        """What is known of a service or job, with a clean sheet if its spec was edited."""
-        found = self.owners.get((kind, uid))
-        is_new = found is None
-        if found is None:
-            found = self.owners[(kind, uid)] = Owner()
-        service, job = self.catalogue.services.get(uid), self.catalogue.jobs.get(uid)
-        if kind == names.POD_INFERENCE and service is not None:
-            found.edited(service.metadata.generation)
-        elif kind == names.POD_CLEANING and job is not None:
-            found.edited(job.metadata.generation)
-            if is_new:
-                _recall(found, job)
+        """What is known of a service or job, with a clean sheet if its spec was edited or it was made again."""
+        found, obj = self.owners.get((kind, uid)), self._object(kind, uid)
+        if obj is None:
+            return found or Owner()
+        if found is None or found.k8s_uid != obj.metadata.uid:
+            self._forget_owner(kind, uid)
+            found = self.owners[(kind, uid)] = Owner(obj.metadata.uid)
+            found.edited(obj.metadata.generation)
+            if isinstance(obj, CleaningJob):
+                _recall(found, obj)
+        found.edited(obj.metadata.generation)
         return found
+
+    def owner_of(self, pod: Pod) -> Owner:
+        """What is known of the very object that a pod was made for; of a former one, nobody's sheet."""
+        return Owner() if self.is_former(pod) else self.owner(pod.kind, pod.owner)
+
+    def is_former(self, pod: Pod) -> bool:
+        """Its service or job was deleted, and made again under the same name: it is none of that one's."""
+        obj = self._object(pod.kind, pod.owner) if pod.owner_uid else None
+        return obj is not None and obj.metadata.uid != pod.owner_uid
+
+    def pods_of(self, kind: str, uid: str) -> list[Pod]:
+        """Pods of one service or job, none of a former one of its name."""
+        obj = self._object(kind, uid)
+        there = self.index.of(kind, uid)
+        return [pod for pod in there if obj is None or pod.owner_uid in ("", obj.metadata.uid)]
+
+    def forget_owners(self) -> None:
+        """Nothing is kept of a service or job that is gone."""
+        caches = {names.POD_INFERENCE: self.caches.services, names.POD_CLEANING: self.caches.jobs}
+        for kind, uid in list(self.owners):
+            namespace, _, name = uid.partition("/")
+            if caches[kind].get(namespace, name) is None:
+                self._forget_owner(kind, uid)
+
+    def _forget_owner(self, kind: str, uid: str) -> None:
+        self.owners.pop((kind, uid), None)
+        if kind == names.POD_INFERENCE:
+            self.sample_s.pop(uid, None)
+            for variant in [variant for variant in self.wake_s if variant.startswith(f"{uid}/")]:
+                del self.wake_s[variant]
+
+    def _object(self, kind: str, uid: str) -> InferenceDeployment | CleaningJob | None:
+        if kind == names.POD_INFERENCE:
+            return self.catalogue.services.get(uid)
+        return self.catalogue.jobs.get(uid) if kind == names.POD_CLEANING else None
 
     def victim(self, pod: Pod) -> Victim | None:
         """The pod as the victim of an open take-back."""
@@ -117,7 +152,7 @@ class State:
         if not take.variant:
             return []
         service = names.object_uid(take.namespace, take.ref_name)
-        return [pod for pod in self.index.of(names.POD_INFERENCE, service) if pod.reclaim == take.name]
+        return [pod for pod in self.pods_of(names.POD_INFERENCE, service) if pod.reclaim == take.name]
 
     def beginning(self, owner: str) -> list[Begun]:
         """Pods of a service or job that are being created."""
@@ -132,6 +167,10 @@ class State:
             return self.clock.moment(pod.deleting_s - pod.grace_s)
         if pod.uid in self.victims and self.victim(pod) is not None:
             return self.victims[pod.uid].decided_s
+        if self.is_former(pod):  # Kubernetes deletes it, sooner or later
+            obj = self._object(pod.kind, pod.owner)
+            made = obj.metadata.creation_timestamp if obj is not None else None
+            return self.clock.moment(made.timestamp() if made is not None else pod.created_s)
         return None
 
     def draining_since(self, pod: Pod) -> float | None:
@@ -156,7 +195,7 @@ class State:
         slots = {variant.flavor: variant.slots_per_replica for variant in found.spec.variants}
         return tuple(
             Replica(pod.uid, f"http://{_host(pod.ip)}:{names.ENGINE_PORT}", slots[pod.flavor])
-            for pod in sorted(self.index.of(names.POD_INFERENCE, service), key=lambda pod: pod.uid)
+            for pod in sorted(self.pods_of(names.POD_INFERENCE, service), key=lambda pod: pod.uid)
             if pod.is_ready
             and pod.ip
             and not pod.is_over
@@ -278,7 +317,7 @@ def _recall(owner: Owner, job: CleaningJob) -> None:
     owner.is_done = (
         complete is not None and complete.status == "True" and complete.observed_generation == job.metadata.generation
     )
-    for condition, reasons in ((failed, ("BadConfiguration", "Stopped")), (going, ("Held",))):
+    for condition, reasons in ((failed, ("BadConfiguration", "Stopped", "Held")), (going, ("Held",))):
         if (
             condition is not None
             and condition.reason in reasons

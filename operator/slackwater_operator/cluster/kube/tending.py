@@ -71,6 +71,7 @@ class Tending:
         for problem in problems:
             logger.warning("a drain goes on later: %s", problem)
         await self.records.write(now_s)
+        state.forget_owners()
         state.closed = {key for key in state.closed if state.caches.reclaims.get(*key) is not None}
 
     async def _run(self, calls: Calls) -> None:
@@ -144,7 +145,7 @@ class Tending:
         why, words = pod.waiting
         if why in STUCK and now_s - state.clock.moment(pod.created_s) > STUCK_S:
             said = f"{pod.name} cannot be started: {why}: {words}".rstrip(": ")
-            delay_s = state.owner(pod.kind, pod.owner).failed(now_s, said)
+            delay_s = state.owner_of(pod).failed(now_s, said)
             logger.error("failed uid=%s backoff_s=%.0f %s", pod.uid, delay_s, said)
             return [partial(state.delete, pod, None, now_s)]
         return []

@@ -68,7 +68,7 @@ def service(state: State, uid: str) -> ServiceView:
     """One valid service."""
     spec = state.catalogue.services[uid].spec
     owner = state.owner(names.POD_INFERENCE, uid)
-    pods = sorted(state.index.of(names.POD_INFERENCE, uid), key=lambda pod: pod.uid)
+    pods = sorted(state.pods_of(names.POD_INFERENCE, uid), key=lambda pod: pod.uid)
     leads = [
         lead
         for pool in spec.pools
@@ -103,7 +103,7 @@ def jobs(state: State, now_s: float) -> tuple[JobView, ...]:
         owner = state.owner(names.POD_CLEANING, uid)
         running = starting = leaving = 0
         gpu_seconds = owner.gpu_seconds
-        for pod in state.index.of(names.POD_CLEANING, uid):
+        for pod in state.pods_of(names.POD_CLEANING, uid):
             if pod.is_over:
                 continue
             gpu_seconds += max(0.0, now_s - state.clock.moment(pod.running_s or pod.created_s)) * pod.any_gpus
@@ -118,6 +118,7 @@ def jobs(state: State, now_s: float) -> tuple[JobView, ...]:
                 starting=starting,
                 leaving=leaving,
                 lost=owner.lost,
+                unverified=owner.unverified,
                 gpu_seconds=gpu_seconds,
                 durable_wall_s=owner.durable_wall_s,
                 is_complete=owner.is_done,

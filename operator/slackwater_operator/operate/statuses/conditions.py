@@ -38,6 +38,8 @@ ANNOUNCEMENTS: Mapping[tuple[str, str], Announcement] = {
     ("Failed", "BadConfiguration"): Announcement(WARNING, EventReason.FAILED),
     ("WorkDurable", "WorkLost"): Announcement(WARNING, EventReason.WORK_LOST),
     ("Accepted", "TemplateRefused"): Announcement(WARNING, EventReason.TEMPLATE_REFUSED),
+    ("Progressing", "WorkersStuck"): Announcement(WARNING, EventReason.WORKERS_STUCK),
+    ("Accepted", "QueueMissing"): Announcement(WARNING, EventReason.QUEUE_MISSING),
     ("Accepted", "SpecRefused"): Announcement(WARNING, EventReason.REFUSED),
     ("Ready", "SpecRefused"): Announcement(WARNING, EventReason.REFUSED),
     ("NodesExclusive", "NodesShared"): Announcement(WARNING, EventReason.NODES_SHARED),
@@ -73,3 +75,8 @@ def _announce(obj: Object, what: tuple[str, str], before: str, message: str, emi
     announcement = ANNOUNCEMENTS.get(what)
     if announcement is not None and before in announcement.after:
         emit(obj, announcement.type, announcement.reason, message or announcement.reason, what[0])
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

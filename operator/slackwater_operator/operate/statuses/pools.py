@@ -5,7 +5,7 @@ from datetime import datetime
 
 from slackwater_operator.cluster.kube.ports import PoolView, UsageView
 from slackwater_operator.kube.types import Object
-from slackwater_operator.operate.statuses.conditions import Emit, conditions
+from slackwater_operator.operate.statuses.conditions import Emit, conditions, counted
 from slackwater_operator.resources.flavor import GPUFlavor
 from slackwater_operator.resources.names import CAPACITY_POOL, GPU_FLAVOR
 from slackwater_operator.resources.pool import CapacityPool
@@ -23,11 +23,13 @@ def pool_status(
     emit: Emit,
     slurm: Collection[str] = (),
     side: str | None = None,
+    cordoned: Mapping[str, int] | None = None,
 ) -> Object:
     """Who holds a pool's GPUs.  pool None: it was refused, for that reason.
 
     slurm: the clusters whose controllers have written into the status of a job.   side: what keeps the pool's own side
-    from its work, "" = nothing; None = this operator runs none for it, or it has said nothing yet.
+    from its work, "" = nothing; None = this operator runs none for it, or it has said nothing yet.   cordoned: GPUs of
+    its nodes that take no new pods, by node.
     """
     status: Object = {"observedGeneration": obj["metadata"].get("generation") or 0}
     if pool is None:
@@ -42,7 +44,7 @@ def pool_status(
     reasons = {
         "Ready": _ready(view, sums["total"]),
         "NodesExclusive": _exclusive(view),
-        "CapacityComplete": _complete(pool, usage),
+        "CapacityComplete": _complete(pool, usage, cordoned or {}),
     }
     if pool.spec.slurm is None:
         reasons["SlurmReachable"] = ("NoSlurm", "the pool has no Slurm cluster")
@@ -90,7 +92,7 @@ def _exclusive(view: PoolView | None) -> tuple[str, str]:
     return "NodesExclusive", ""
 
 
-def _complete(pool: CapacityPool, usage: Iterable[UsageView]) -> tuple[str, str]:
+def _complete(pool: CapacityPool, usage: Iterable[UsageView], cordoned: Mapping[str, int]) -> tuple[str, str]:
     found = {one.flavor: one for one in usage}
     broken = [f"{one.broken} {one.flavor}" for one in found.values() if one.broken]
     if broken:
@@ -102,6 +104,14 @@ def _complete(pool: CapacityPool, usage: Iterable[UsageView]) -> tuple[str, str]
     ]
     if missing:
         return "GPUsMissing", f"fewer than stated: {', '.join(missing)} missing"
+    if not sum(one.total for one in found.values()):
+        return "NoGPUs", "it has no GPU; Ready and NodesExclusive say why"
+    if cordoned:
+        gpus = counted(sum(cordoned.values()), "GPU")
+        return (
+            "GPUsCordoned",
+            f"{gpus} on nodes that are cordoned or not ready, so nothing starts there: {_some(cordoned)}",
+        )
     return "AllGPUsUsable", ""
 
 

@@ -5,26 +5,28 @@ second; a Reclaim's own status is the cluster's part, but for the answers of dry
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Protocol
 
 from slackwater_operator.cluster.kube.ports import JobProgress, JobView, PoolView, ServiceView
-from slackwater_operator.core import Phase, Snapshot
+from slackwater_operator.core import Kind, Phase, Snapshot
 from slackwater_operator.kube.client import Kube
 from slackwater_operator.kube.types import Key, Object, key_of, parse_stamp
 from slackwater_operator.loop import Loop
 from slackwater_operator.operate.catalog import Catalog
 from slackwater_operator.operate.children import Children
-from slackwater_operator.operate.dryrun import forecast
 from slackwater_operator.operate.revisions import Ledger
 from slackwater_operator.operate.services import missing_pools
 from slackwater_operator.operate.statuses import jobs, pools, services
-from slackwater_operator.operate.statuses.conditions import Emit, conditions
+from slackwater_operator.operate.statuses.answers import answer, is_open
+from slackwater_operator.operate.statuses.conditions import Emit
+from slackwater_operator.operate.statuses.obstacles import Obstacles
+from slackwater_operator.operate.statuses.room import room, stocks
 from slackwater_operator.operate.statuses.writer import Event, StatusWriter
 from slackwater_operator.operate.watches import Watches
-from slackwater_operator.resources.names import RECLAIM
-from slackwater_operator.resources.reclaim import Reclaim
+from slackwater_operator.resources import names
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +89,7 @@ class Round:
         self._clock = clock
         self._wall = wall
         self._writer = StatusWriter(kube, clock, emit)
+        self._obstacles = Obstacles(kube, watches.pods, wall)
 
     async def write(self, known: Known) -> None:
         """Once over everything."""
@@ -94,23 +97,28 @@ class Round:
         if snapshot is None:
             return
         now = pools.stamp(datetime.fromtimestamp(self._wall(), UTC))
-        self._pools(known, now)
+        await self._obstacles.look()
+        self._pools(known, snapshot, now)
         self._services(known, snapshot, now)
         self._jobs(known, snapshot, now)
         self._answers(snapshot, now)
         await self._writer.flush()
         self._writer.forget(self._watches.ours)
 
-    def _pools(self, known: Known, now: str) -> None:
+    def _pools(self, known: Known, snapshot: Snapshot, now: str) -> None:
         views = {view.name: view for view in known.cluster.pools()}
         shelf = self._catalog.pools
         slurm = {job.status.slurm.cluster for job in self._catalog.jobs.valid.values() if job.status.slurm is not None}
+        cordoned: dict[str, dict[str, int]] = {}
+        for node in snapshot.nodes:
+            if not node.schedulable:
+                cordoned.setdefault(names.split_policy_flavor(node.flavor)[0], {})[node.name] = node.gpus
         for obj in [*self._watches.pools.values()]:
             key = key_of(obj)
             refused = shelf.refused.get(key, "")
             said = Said()
             pool, view, side = shelf.valid.get(key), views.get(key[1]), known.side_word(key[1])
-            status = pools.pool_status(obj, pool, refused, view, now, said, slurm, side)
+            status = pools.pool_status(obj, pool, refused, view, now, said, slurm, side, cordoned.get(key[1]))
             self._writer.want(self._watches.pools, obj, status, (), said)
         nodes = [*self._watches.nodes.values()]
         for obj in [*self._watches.flavors.values()]:
@@ -130,17 +138,21 @@ class Round:
         for obj in [*self._watches.services.values()]:
             key = key_of(obj)
             name = "/".join(key)
-            service = self._catalog.services.valid.get(key)
+            service, choice = self._catalog.services.valid.get(key), known.ledger.choices.get(name)
             seen = services.Seen(
                 view=views.get(name),
                 load=loads.get(name),
                 desired=need.get(name, 0),
-                choice=known.ledger.choices.get(name),
+                choice=choice,
                 missing=missing_pools(service, self._catalog.pools.valid) if service else (),
                 has_gateway=known.has_gateway(name),
                 late=late.get(name, ""),
                 releasing=bool(releasing) and any(flavor in releasing for flavor in _flavors(snapshot, name)),
                 trouble=troubles.get(key, ""),
+                stuck=self._obstacles.of(names.POD_INFERENCE, key),
+                gateway=self._obstacles.of(names.POD_GATEWAY, key),
+                gate=self._obstacles.of(names.POD_GATE, key, choice.current.name) if choice is not None else None,
+                refused=self._obstacles.refused(names.POD_INFERENCE, key),
             )
             refused = self._catalog.services.refused.get(key, "")
             said = Said()
@@ -151,8 +163,8 @@ class Round:
         views = {view.uid: view for view in known.cluster.jobs()}
         troubles = owners_of(known.children.problems)
         there = self._catalog.pools.valid
-        lent_on = {job.uid: job.flavors for job in snapshot.jobs}
-        unheard = {s.name: {v.flavor for v in s.variants} for s in snapshot.services if s.load.stale}
+        told = {job.uid: job for job in snapshot.jobs}
+        stock, silent = stocks(snapshot), unheard(snapshot)
         now_s = self._clock()
         for obj in [*self._watches.jobs.values()]:
             key = key_of(obj)
@@ -168,7 +180,9 @@ class Round:
                 queues={queue.name for pool in mine for queue in pool.spec.queues},
                 has_keeper=known.has_keeper(uid),
                 now_s=now_s,
-                unheard=[name for name, its in unheard.items() if not its.isdisjoint(lent_on.get(uid, ()))],
+                room=room(told.get(uid), stock, mine, silent, self._obstacles.refused(names.POD_CLEANING, key)),
+                stuck=self._obstacles.of(names.POD_CLEANING, key),
+                keeper=self._obstacles.of(names.POD_KEEPER, key),
                 trouble=troubles.get(key, ""),
             )
             refused = self._catalog.jobs.refused.get(key, "")
@@ -179,7 +193,7 @@ class Round:
     def _answers(self, snapshot: Snapshot, now: str) -> None:
         for key, reclaim in self._catalog.reclaims.valid.items():
             obj = self._watches.reclaims.get(*key)
-            if obj is None or not reclaim.spec.dry_run or (obj.get("status") or {}).get("phase"):
+            if obj is None or not is_open(obj):
                 continue
             said = Said()
             self._writer.want(self._watches.reclaims, obj, answer(obj, reclaim, snapshot, now, said), (), said)
@@ -196,31 +210,6 @@ class Round:
         return found
 
 
-def answer(obj: Object, reclaim: Reclaim, snapshot: Snapshot, now: str, emit: Emit) -> Object:
-    """The status of a dry run, answered from the newest snapshot."""
-    service = f"{reclaim.metadata.namespace}/{reclaim.spec.for_ref.name}"
-    multiplier = None if reclaim.spec.multiplier is None else float(reclaim.spec.multiplier)
-    status: Object = {"observedGeneration": obj["metadata"].get("generation") or 0}
-    try:
-        found = forecast(snapshot, service, multiplier=multiplier, gpus=reclaim.spec.gpus)
-    except ValueError as error:
-        reasons = {"Answered": ("CannotAnswer", str(error))}
-        return status | {"phase": "Failed", "conditions": conditions(RECLAIM, obj, reasons, now, emit)}
-    said = (
-        f"{found.demand_slots:g} slots are asked for; {found.need} replicas are needed, {found.have} are there, "
-        f"{found.free} start on idle GPUs, {len(found.stops)} workers stop"
-    )
-    if found.assumed:
-        said += "; no traffic is known, so every replica was taken for full"
-    return status | {
-        "phase": "Planned",
-        "answer": found.answer().dump(),
-        "lostSeconds": round(found.lost_s, 3),
-        "timings": {"decidedAt": now},
-        "conditions": conditions(RECLAIM, obj, {"Answered": ("Answered", said)}, now, emit),
-    }
-
-
 def owners_of(problems: Mapping[tuple[str, Key], str]) -> dict[Key, str]:
     """Problems of children by their owner; a child's name is its owner's and a suffix without a dash."""
     return {(key[0], owner_name(key[1])): said for (_, key), said in problems.items()}
@@ -232,6 +221,16 @@ def owner_name(child: str) -> str:
         if child.endswith(suffix):
             return child.removesuffix(suffix)
     return child.rpartition("-gate-")[0] or child.rpartition("-")[0]
+
+
+def unheard(snapshot: Snapshot) -> dict[str, set[str]]:
+    """The flavors of each service that keeps its GPUs from being lent, since nobody knows its traffic."""
+    served = {workload.owner for workload in snapshot.workloads if workload.kind is Kind.INFERENCE}
+    return {
+        service.name: {variant.flavor for variant in service.variants}
+        for service in snapshot.services
+        if service.load.stale and (math.isfinite(service.load.age_s) or service.name in served)
+    }
 
 
 def _flavors(snapshot: Snapshot, service: str) -> Iterable[str]:

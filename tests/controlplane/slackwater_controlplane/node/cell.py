@@ -33,13 +33,15 @@ class CellError(RuntimeError):
 class Mounts:
     """What a cell sees at other places: binds (source, target), fresh temporary folders, and files over settings.
 
-    settings: files that stand in for kernel settings below /proc/sys, so that a kubelet that wants them otherwise
-    finds what it wants and leaves the machine's own alone; one that this kernel has not is left out.
+    views: binds through which nobody writes.   settings: files that stand in for kernel settings below /proc/sys, so
+    that a kubelet that wants them otherwise finds what it wants and leaves the machine's own alone; one that this
+    kernel has not is left out.
     """
 
     binds: tuple[tuple[Path, str], ...] = ()
     scratch: tuple[str, ...] = ()
     settings: tuple[tuple[Path, str], ...] = ()
+    views: tuple[tuple[Path, str], ...] = ()
 
 
 class Cell:
@@ -69,6 +71,7 @@ class Cell:
         setup = {
             "cgroup": self._cgroup,
             "binds": [[str(source), target] for source, target in self._mounts.binds],
+            "views": [[str(source), target] for source, target in self._mounts.views],
             "scratch": list(self._mounts.scratch),
             "settings": [[str(source), target] for source, target in self._mounts.settings],
         }

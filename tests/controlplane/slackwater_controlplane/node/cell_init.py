@@ -47,12 +47,14 @@ def mount(setup: dict[str, Any]) -> None:
     run = ["mount"]
     # Pods may ask for mounts that propagate, which needs a shared tree; its peers are in this namespace only.
     subprocess.run([*run, "--make-rshared", "/"], check=True)
-    for target in [*setup["scratch"], *(target for _, target in setup["binds"])]:
-        os.makedirs(target, exist_ok=True)
     for target in setup["scratch"]:
+        os.makedirs(target, exist_ok=True)
         subprocess.run([*run, "-t", "tmpfs", "-o", "mode=755", "tmpfs", target], check=True)
-    for source, target in setup["binds"]:
-        subprocess.run([*run, "--bind", source, target], check=True)
+    # After those: what is to be seen below a fresh folder leaves no folder of its own on the machine.
+    for kind, options in (("binds", "bind"), ("views", "bind,ro")):
+        for source, target in setup[kind]:
+            os.makedirs(target, exist_ok=True)
+            subprocess.run([*run, "-o", options, source, target], check=True)
     for source, target in setup["settings"]:
         if os.path.exists(target):
             subprocess.run([*run, "--bind", source, target], check=True)

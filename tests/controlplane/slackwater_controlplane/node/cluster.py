@@ -27,7 +27,7 @@ from slackwater_controlplane.flags import SERVERS, Settings
 from slackwater_controlplane.leftovers import Record
 from slackwater_controlplane.netns import NetworkNamespace
 from slackwater_controlplane.node.cell import Cell, remove_cgroups
-from slackwater_controlplane.node.node import PACKAGE_ROOT, Node, NodeSpec, Place, start_together
+from slackwater_controlplane.node.node import NO_FOLDERS, PACKAGE_ROOT, Folders, Node, NodeSpec, Place, start_together
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +76,12 @@ class NodeCluster:
         *,
         settings: Settings | None = None,
         images: Sequence[Path] = (),
+        folders: Folders = NO_FOLDERS,
     ) -> None:
-        """runs: folder of the state files by which a killed run's rest is ended.   images: loaded on every node."""
+        """runs: folder of the state files by which a killed run's rest is ended.   images: loaded on every node.
+
+        folders: what every node sees of this machine at fixed paths.
+        """
         self.programs = programs
         self.specs = tuple(specs)
         self.network = NetworkNamespace()
@@ -86,6 +90,7 @@ class NodeCluster:
         self._runs = runs
         self._settings = settings
         self._images = tuple(images)
+        self._folders = folders
         self._stack = ExitStack()
 
     @property
@@ -168,7 +173,7 @@ class NodeCluster:
         assert busybox is not None, "why_not was asked first"
         pause = oci.busybox_image(busybox, self.folder / "busybox.tar")
         for spec in self.specs:
-            node = Node(spec, self._place(spec), self.programs, images=(pause, *self._images))
+            node = Node(spec, self._place(spec), self.programs, images=(pause, *self._images), folders=self._folders)
             self.nodes[spec.name] = node
             stack.callback(node.remove)
         start_together(list(self.nodes.values()))

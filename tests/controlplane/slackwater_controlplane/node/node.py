@@ -48,6 +48,17 @@ class NodeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Folders:
+    """Folders of the machine at fixed paths of a node, for volumes of `hostPath`: (source, path on the node)."""
+
+    written: tuple[tuple[Path, str], ...] = ()
+    read: tuple[tuple[Path, str], ...] = ()
+
+
+NO_FOLDERS = Folders()
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where a node lives: its network, its cgroup, and how it reaches the API server as itself.
 
@@ -68,7 +79,15 @@ class Place:
 class Node:
     """A node's processes; a context manager, or `start` and `stop`."""
 
-    def __init__(self, spec: NodeSpec, place: Place, programs: Programs, *, images: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        spec: NodeSpec,
+        place: Place,
+        programs: Programs,
+        *,
+        images: Sequence[Path] = (),
+        folders: Folders = NO_FOLDERS,
+    ) -> None:
         """images: tar files that are loaded before the kubelet starts; the pause image must be among them."""
         self.spec = spec
         self.place = place
@@ -84,7 +103,8 @@ class Node:
             enter=place.enter,
             mounts=Mounts(
                 # One fixed path for all kubelets of a machine, whatever --root-dir says: hence a namespace each.
-                binds=((self.paths.kubelet, config.KUBELET_ROOT),),
+                binds=((self.paths.kubelet, config.KUBELET_ROOT), *folders.written),
+                views=folders.read,
                 scratch=("/run", "/var/log", "/var/lib/cni"),
                 settings=tuple((self._setting(name), f"/proc/sys/{name}") for name in config.KERNEL_SETTINGS),
             ),
@@ -154,19 +174,11 @@ class Node:
     def load(self, *images: Path) -> None:
         """Load image files (OCI layouts in tar files); a name that is there already is replaced."""
         for image in images:
-            answer = self.ctr("images", "import", str(image))
-            if answer.returncode != 0:
-                raise CellError(f"{self.spec.name} could not load {image}: {answer.stderr.strip()}")
+            load(self._programs, self.paths.containerd_socket, image)
 
     def ctr(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run containerd's own client in the namespace of Kubernetes."""
-        return subprocess.run(
-            [self._programs.path("ctr"), "-a", self.paths.containerd_socket, "-n", "k8s.io", *words],
-            capture_output=True,
-            text=True,
-            timeout=IMPORT_TIMEOUT_S,
-            check=False,
-        )
+        return _ctr(self._programs, self.paths.containerd_socket, *words)
 
     def processes(self) -> list[ProcessName]:
         """Every process of the node as the machine counts them, containers included; for leak checks and memory."""
@@ -206,6 +218,23 @@ class Node:
 
     def _setting(self, name: str) -> Path:
         return self.place.folder / "settings" / name.replace("/", ".")
+
+
+def load(programs: Programs, socket: Path, image: Path) -> None:
+    """Load an image file on the node whose containerd has this socket; any process may, not its owner alone."""
+    answer = _ctr(programs, socket, "images", "import", str(image))
+    if answer.returncode != 0:
+        raise CellError(f"{socket.parent.name} could not load {image}: {answer.stderr.strip()}")
+
+
+def _ctr(programs: Programs, socket: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [programs.path("ctr"), "-a", socket, "-n", "k8s.io", *words],
+        capture_output=True,
+        text=True,
+        timeout=IMPORT_TIMEOUT_S,
+        check=False,
+    )
 
 
 def start_together(nodes: Sequence[Node]) -> None:
