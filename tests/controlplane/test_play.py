@@ -13,6 +13,7 @@ import soundfile
 import yaml
 
 from slackwater_controlplane import play
+from slackwater_controlplane.errors import ControlPlaneError
 from slackwater_controlplane.images import ROOT
 from slackwater_controlplane.node.pods import python_paths
 
@@ -66,6 +67,16 @@ def test_nodes_see_what_the_sample_mounts(tmp_path: Path) -> None:
     assert {f"{play.PYTHON}{path}" for path in python_paths()} <= seen.keys()
 
 
+def test_an_engine_that_a_pod_could_not_see_is_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(play, "python_paths", lambda: ["/tmp/clone/.venv"])
+
+    with pytest.raises(ControlPlaneError, match="clone the repository somewhere else"):
+        play.engine_image(tmp_path)
+
+
+@pytest.mark.skipif(play.why_no_engine() is not None, reason=play.why_no_engine() or "")
 def test_the_engines_image_leads_to_what_the_sample_mounts(tmp_path: Path) -> None:
     with tarfile.open(play.engine_image(tmp_path)) as archive:
         blobs = {member.name: archive.extractfile(member) for member in archive if member.isfile()}

@@ -16,7 +16,7 @@ from slackwater_controlplane import build, leftovers
 from slackwater_controlplane.client import Admin, Object
 from slackwater_controlplane.images import ROOT, Images
 from slackwater_controlplane.kwok import GPU
-from slackwater_controlplane.play import LEDGER
+from slackwater_controlplane.play import LEDGER, why_no_engine
 from slackwater_controlplane.standing import Standing
 from slackwater_operator.resources import names
 from slackwater_operator.testing.processes import wait_until
@@ -50,7 +50,7 @@ def cache(
     """A cache with the programs and images that this machine has built, some recordings, and no cluster yet."""
     from slackwater_controlplane.node.cluster import why_not
 
-    if (reason := why_not(controlplane_programs)) is not None:
+    if (reason := why_not(controlplane_programs) or why_no_engine()) is not None:
         pytest.skip(reason)
     cache = tmp_path_factory.mktemp("readme") / "cache"
     (cache / "controlplane").mkdir(parents=True)

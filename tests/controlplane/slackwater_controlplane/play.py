@@ -15,6 +15,7 @@ import numpy as np
 import soundfile
 
 from slackwater_controlplane import oci
+from slackwater_controlplane.errors import ControlPlaneError
 from slackwater_controlplane.images import Images
 from slackwater_controlplane.node.node import Folders
 from slackwater_controlplane.node.pods import python_paths
@@ -75,8 +76,21 @@ def archives(images: Images) -> Iterator[dict[str, Path]]:
         yield {image.name: image.archive for image in ours} | {ENGINE_IMAGE: engine_image(Path(folder))}
 
 
+def why_no_engine() -> str | None:
+    """Why the engine of this checkout cannot run in a pod; None = it can."""
+    hidden = [path for path in python_paths() if Path(path).parts[1] == "tmp"]
+    if not hidden:
+        return None
+    return f"{hidden[0]} is below /tmp, and a pod has a /tmp of its own; clone the repository somewhere else"
+
+
 def engine_image(folder: Path) -> Path:
-    """An image of links: whatever this checkout's Python needs is found below HOST, at its own path."""
+    """An image of links: whatever this checkout's Python needs is found below HOST, at its own path.
+
+    Raises ControlPlaneError for a checkout that a pod cannot see so.
+    """
+    if (reason := why_no_engine()) is not None:
+        raise ControlPlaneError(reason)
     root = folder / "root"
     for name in ("etc", "tmp"):
         (root / name).mkdir(parents=True)
