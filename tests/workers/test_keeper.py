@@ -264,8 +264,17 @@ def test_other_paths_and_methods_and_large_bodies_are_refused(served: tuple[http
 
     assert client.get("/verify").status_code == 404
     assert client.put("/progress").status_code == 404
-    assert client.post("/verify", content=b" " * 70_000).status_code == 413
+    refused = client.post("/verify", content=b" " * 70_000)
+    assert (refused.status_code, refused.headers["connection"]) == (413, "close")
     assert client.get("/ready").status_code == 200
+
+
+def test_a_refusal_arrives_though_the_caller_is_still_sending(served: tuple[httpx.Client, PosixStore, Clock]) -> None:
+    client, *_ = served
+    size = 20_000_000  # more than the connection holds: the answer comes while most of it is not sent
+
+    for _ in range(5):
+        assert client.post("/verify", content=b" " * size).status_code == 413
 
 
 def test_a_damaged_ledger_is_a_500_that_says_so_and_a_keeper_that_lives(

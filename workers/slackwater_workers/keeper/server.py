@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 16
 LOOK_EVERY_S = 0.25  # who asks more often gets the same answer
 _STOP_POLL_S = 0.1
+_LINGER_S = 2.0
 REQUESTS = ("GET /progress", "POST /verify", "GET /ready")
 
 
@@ -85,6 +86,20 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     timeout = 60.0  # of a connection that is kept and not used
+    _is_unread = False
+
+    def finish(self) -> None:
+        """Take what a refused caller still sends: closing on it would reset the connection, and the answer with it."""
+        super().finish()
+        if not self._is_unread:
+            return
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            until_s = time.monotonic() + _LINGER_S
+            while (left_s := until_s - time.monotonic()) > 0:
+                self.connection.settimeout(left_s)
+                if not self.connection.recv(1 << 16):
+                    return
 
     def do_GET(self) -> None:
         """Answer, or refuse."""
@@ -115,6 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
+        if self.close_connection:
+            self.send_header("Connection", "close")  # or the caller would send its next request into it
         self.end_headers()
         self.wfile.write(data)
 
@@ -131,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "0")
         if "Transfer-Encoding" in self.headers or not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            self.close_connection = True  # what follows on it cannot be told apart
+            self.close_connection = self._is_unread = True  # what follows on it cannot be told apart
             raise _Refusal(413, f"the body must have a Content-Length of at most {MAX_BODY_BYTES} bytes")
         return self.rfile.read(int(length))
 
