@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from slackwater_kernels.paged_source import finish_chunk, finite_top, pages_of
+from slackwater_kernels.paged_source import chunk_of, finish_chunk, finite_top, pages_of
 
 _LOWEST = tl.constexpr(float("-inf"))
 _INFINITY = tl.constexpr(float("inf"))
@@ -177,12 +177,8 @@ def decode_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()  # the kernel in front writes the step's token, and the lengths change in a graph
-    length = tl.load(lengths_ptr + b)
-    is_wrong = (length < 0) | (length > max_length)
-    length = tl.where(is_wrong, 0, length)
-    live = (length + CHUNK - 1) // CHUNK
+    is_wrong, live, first, last = chunk_of(lengths_ptr, max_length, CHUNK)
     if chunk < tl.maximum(live, 1):
-        first = chunk * CHUNK
         total, top, norm = attend(
             q_ptr,
             k_ptr,
@@ -193,7 +189,7 @@ def decode_kernel(
             b,
             head,
             first,
-            tl.minimum(first + CHUNK, length),
+            last,
             scale,
             num_pages,
             HEADS,

@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from slackwater_kernels.mxfp8_source import exponent_byte
-from slackwater_kernels.paged_source import finish_chunk, finite_top, has_pages, pages_of, part_of
+from slackwater_kernels.paged_source import chunk_of, finish_chunk, finite_top, has_pages, pages_of, part_of
 from slackwater_kernels.triton_source import quantized
 
 _ROWS = tl.constexpr(16)  # the tensor core's least tile: the query heads of a head of keys, and zeros
@@ -184,14 +184,9 @@ def decode_mx_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()  # the kernel in front writes the step's token, and the lengths change in a graph
-    length = tl.load(lengths_ptr + b)
-    is_wrong = (length < 0) | (length > max_length)
-    length = tl.where(is_wrong, 0, length)
-    live = (length + CHUNK - 1) // CHUNK
+    is_wrong, live, first, last = chunk_of(lengths_ptr, max_length, CHUNK)
     if chunk < tl.maximum(live, 1):
         row = tl.arange(0, _ROWS)
-        first = chunk * CHUNK
-        last = tl.minimum(first + CHUNK, length)
         table = table_ptr + b * width
         pages = (last + PAGE - 1) // PAGE - first // PAGE
         faulty = has_pages(table + first // PAGE, pages, num_pages) == 0

@@ -142,6 +142,19 @@ def merged(partials, stats, live, ROWS: tl.constexpr):
 
 
 @triton.jit
+def chunk_of(lengths_ptr, max_length, CHUNK: tl.constexpr):
+    """(whether a row's length is wrong; how many chunks it has; first token of this one, and the one behind its last).
+
+    The program's ids are a head of keys, a row and a chunk.
+    """
+    length = tl.load(lengths_ptr + tl.program_id(1))
+    is_wrong = (length < 0) | (length > max_length)
+    length = tl.where(is_wrong, 0, length)
+    first = tl.program_id(2) * CHUNK
+    return is_wrong, (length + CHUNK - 1) // CHUNK, first, tl.minimum(first + CHUNK, length)
+
+
+@triton.jit
 def finish_chunk(
     total,
     top,

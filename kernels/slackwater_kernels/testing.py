@@ -78,6 +78,20 @@ def ragged(
     return NewTokens(starts, max(*counts, 1) if max_new is None else max_new), int(ends[-1]) + behind
 
 
+def vectors(rows: int, num_heads: int, *, device: torch.device | str = "cpu", seed: int = 0) -> torch.Tensor:
+    """bf16 [rows, heads, 128], each head of a size of its own; the same for the same rows and seed."""
+    generator = torch.Generator(device).manual_seed(rows + seed)
+    sizes = torch.exp(torch.randn(rows, num_heads, 1, generator=generator, device=device))
+    return (torch.randn(rows, num_heads, HEAD, generator=generator, device=device) * sizes).bfloat16()
+
+
+def awkward_lengths(rows: int, longest: int) -> list[int]:
+    """Lengths up to the longest: it, those beside the boundaries of pages, blocks and chunks, an idle row, others."""
+    beside = [edge + by for edge in (16, 256, 64, 512, 1024) for by in (-1, 0, 1)]
+    some = [longest, 1, 7, *beside[:9], 0, *beside[9:]]
+    return [min(some[b], longest) if b < len(some) else 1 + b * 7919 % longest for b in range(rows)]
+
+
 def by_channel(pool: Fp8KvPool) -> ChannelKvPool:
     """The same tokens with their values turned; what was NaN among them is some number, as in slots of old tokens."""
     numbers = torch.where((pool.values & E4M3_NAN) == E4M3_NAN, 0x7E, pool.values)

@@ -5,12 +5,11 @@ compiles every launch of the table, which takes longer.
 """
 
 import json
-import re
 import sys
 from importlib import import_module
 from typing import Any
 
-from machine_code import Case, build
+from machine_code import Case, build, counted
 
 from slackwater_kernels.plan import BF16_ATTENTION, FP8_ATTENTION, AttentionLaunch
 
@@ -29,15 +28,7 @@ COUNTED = {
 
 def main(*, every: bool) -> None:
     kernels = import_module("slackwater_kernels.attention_source")
-    found: dict[str, dict[str, int]] = {}
-    for name, case in cases(kernels, every=every).items():
-        built = build(case, 90)
-        found[name] = {what: len(re.findall(pattern, built.code)) for what, pattern in COUNTED.items()} | {
-            "of_target": built.ptx.count(".target sm_90a"),
-            "threads": built.threads,
-            "shared_bytes": built.shared_bytes,
-            "registers": max(int(count) for count in re.findall(r"REG:(\d+)", built.usage)),
-        }
+    found = {name: counted(build(case, 90), COUNTED) for name, case in cases(kernels, every=every).items()}
     sys.stdout.write(json.dumps(found))
 
 

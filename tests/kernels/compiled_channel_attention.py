@@ -4,13 +4,12 @@ A process of its own, since another test's process may have loaded Triton as an 
 """
 
 import json
-import re
 import sys
 from importlib import import_module
 from typing import Any
 
 from compiled_attention import CODES, SCALES
-from machine_code import Case, build
+from machine_code import Case, build, counted
 
 from slackwater_kernels.plan import CHANNEL_ATTENTION, AttentionLaunch
 
@@ -29,15 +28,7 @@ def main(*, every: bool) -> None:
     kernels = import_module("slackwater_kernels.channel_attention_source")
     chosen = CHANNEL_ATTENTION if every else CHANNEL_ATTENTION[:1]
     cases = {f"page {page}, {launch}": decode(kernels, page, launch) for launch in chosen for page in (16, 64, 128)}
-    found: dict[str, dict[str, int]] = {}
-    for name, case in cases.items():
-        built = build(case, 90)
-        found[name] = {what: len(re.findall(pattern, built.code)) for what, pattern in COUNTED.items()} | {
-            "of_target": built.ptx.count(".target sm_90a"),
-            "threads": built.threads,
-            "shared_bytes": built.shared_bytes,
-            "registers": max(int(count) for count in re.findall(r"REG:(\d+)", built.usage)),
-        }
+    found = {name: counted(build(case, 90), COUNTED) for name, case in cases.items()}
     sys.stdout.write(json.dumps(found))
 
 

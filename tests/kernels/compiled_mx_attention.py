@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from machine_code import Case, build
+from machine_code import Case, build, counted
 
 from slackwater_kernels.mx_attention import DECODE, TILES
 
@@ -38,14 +38,10 @@ def main() -> None:
             if target == "sm_90a" and name not in WIDENED:
                 continue
             built = build(case, capability)
-            found[target][name] = {what: len(re.findall(pattern, built.code)) for what, pattern in COUNTED.items()} | {
+            found[target][name] = counted(built, COUNTED, target) | {
                 "block_scaled_ptx": len(re.findall(r"^\s*mma\.\S*block_scale", built.ptx, re.MULTILINE)),
                 "copies_ahead": max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", built.ptx)), default=0),
                 "subnormals_lost": built.ptx.count(".ftz"),
-                "of_target": built.ptx.count(f".target {target}"),
-                "threads": built.threads,
-                "shared_bytes": built.shared_bytes,
-                "registers": max(int(count) for count in re.findall(r"REG:(\d+)", built.usage)),
             }
     sys.stdout.write(json.dumps(found))
 

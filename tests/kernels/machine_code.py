@@ -1,5 +1,6 @@
 """Compiles a Triton kernel without a GPU and reads what became of it; for the scripts beside this file."""
 
+import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -45,3 +46,13 @@ def build(case: Case, capability: int) -> Built:
             for tool, *words in (("nvdisasm",), ("cuobjdump", "-res-usage"))
         )
     return Built(built.asm["ptx"], code, usage, built.metadata.shared, 32 * built.metadata.num_warps)
+
+
+def counted(built: Built, patterns: dict[str, str], target: str = "sm_90a") -> dict[str, int]:
+    """How often each pattern is in the machine code, and what the kernel takes: threads, shared bytes, registers."""
+    return {what: len(re.findall(pattern, built.code)) for what, pattern in patterns.items()} | {
+        "of_target": built.ptx.count(f".target {target}"),
+        "threads": built.threads,
+        "shared_bytes": built.shared_bytes,
+        "registers": max(int(count) for count in re.findall(r"REG:(\d+)", built.usage)),
+    }

@@ -29,7 +29,7 @@ from slackwater_kernels.plan import (
     attention_launch,
     attention_splits,
 )
-from slackwater_kernels.testing import scattered
+from slackwater_kernels.testing import scattered, vectors
 
 SMALL = AttentionLaunch(block=16, warps=1, stages=2, chunk=32)
 WIDE = AttentionLaunch(block=64, warps=1, stages=2, chunk=64)  # a block reads several pages
@@ -45,9 +45,7 @@ def kernels(interpreted: ModuleType) -> ModuleType:
 
 
 def queries(rows: int, heads: int = HEADS * SHARERS, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(rows + seed)
-    sizes = torch.exp(torch.randn(rows, heads, 1, generator=generator))
-    return (torch.randn(rows, heads, 128, generator=generator) * sizes).bfloat16()
+    return vectors(rows, heads, seed=seed)
 
 
 def paged(lengths, *, page_size=16, fp8=True, **more):

@@ -25,7 +25,7 @@ from slackwater_kernels.extend import extend_attention, run_append_tokens
 from slackwater_kernels.gemm import Workspace
 from slackwater_kernels.numerics import from_e4m3, to_e4m3
 from slackwater_kernels.plan import CHANNEL_ATTENTION, AttentionLaunch, attention_splits
-from slackwater_kernels.testing import by_channel, scattered
+from slackwater_kernels.testing import by_channel, scattered, vectors
 
 SMALL = AttentionLaunch(block=16, warps=4, stages=2, chunk=32)
 WIDE = AttentionLaunch(block=64, warps=4, stages=2, chunk=64)  # a block reads several pages
@@ -49,9 +49,7 @@ def kernels(interpreted: ModuleType) -> SimpleNamespace:
 
 
 def queries(rows: int, heads: int = HEADS * SHARERS, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(rows + seed)
-    sizes = torch.exp(torch.randn(rows, heads, 1, generator=generator))
-    return (torch.randn(rows, heads, 128, generator=generator) * sizes).bfloat16()
+    return vectors(rows, heads, seed=seed)
 
 
 def paged(lengths, *, page_size=16, heads=HEADS, **more) -> tuple[ChannelKvPool, PagedRows]:

@@ -10,7 +10,7 @@ from slackwater_kernels import reference
 from slackwater_kernels.attention_layout import Fp8KvPool, NewTokens, PagedRows
 from slackwater_kernels.extend import run_append_tokens, run_extend_attention, run_prefill_attention
 from slackwater_kernels.plan import ExtendLaunch
-from slackwater_kernels.testing import ragged, scattered
+from slackwater_kernels.testing import ragged, scattered, vectors
 
 SMALL = ExtendLaunch(rows=32, block=16, warps=1, stages=2)  # eight queries a part
 WIDE = ExtendLaunch(rows=64, block=64, warps=1, stages=2)  # a block reads several pages
@@ -29,9 +29,7 @@ def kernels(interpreted, monkeypatch):
 
 
 def heads(tokens: int, num_heads: int = HEADS * SHARERS, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(tokens + seed)
-    sizes = torch.exp(torch.randn(tokens, num_heads, 1, generator=generator))
-    return (torch.randn(tokens, num_heads, 128, generator=generator) * sizes).bfloat16()
+    return vectors(tokens, num_heads, seed=seed)
 
 
 def paged(lengths, *, page_size=16, fp8=True, **more):

@@ -13,7 +13,7 @@ from slackwater_kernels.gemm import Workspace
 from slackwater_kernels.layout import Fp8Activations
 from slackwater_kernels.plan import BF16_ATTENTION, FP8_ATTENTION
 from slackwater_kernels.quantize import quantize_activations
-from slackwater_kernels.testing import scattered
+from slackwater_kernels.testing import awkward_lengths, scattered, vectors
 
 pytestmark = pytest.mark.gpu
 
@@ -25,19 +25,11 @@ ROUNDING, WEIGHTS = 2.0**-8, {False: 2.0**-8, True: 2.0**-10}
 
 
 def queries(rows: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(rows + seed)
-    sizes = torch.exp(torch.randn(rows, HEADS, 1, generator=generator, device="cuda"))
-    return (torch.randn(rows, HEADS, 128, generator=generator, device="cuda") * sizes).bfloat16()
+    return vectors(rows, HEADS, device="cuda", seed=seed)
 
 
 def tokens(rows: int, seed: int) -> torch.Tensor:
-    return queries(rows, seed)[:, :KV_HEADS].contiguous()
-
-
-def ragged(rows: int, longest: int) -> list[int]:
-    """Lengths from 1 to the longest, those beside page and chunk boundaries first."""
-    some = [longest, 1, 7, 15, 16, 17, 255, 256, 257, 63, 64, 65, 1023, 1024, 1025, 0]
-    return [min(some[b], longest) if b < len(some) else 1 + b * 7919 % longest for b in range(rows)]
+    return vectors(rows, KV_HEADS, device="cuda", seed=seed)
 
 
 def paged(lengths, *, page_size=64, fp8=True, **more):
@@ -55,7 +47,7 @@ def bound(q: torch.Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows) -> torch.T
 @pytest.mark.parametrize("page_size", [16, 32, 64, 128])
 @pytest.mark.parametrize("rows_many", [1, 3, 16, 64])
 def test_attends_as_the_reference_does(fp8, page_size, rows_many):
-    pool, rows = paged(ragged(rows_many, 4096), page_size=page_size, fp8=fp8)
+    pool, rows = paged(awkward_lengths(rows_many, 4096), page_size=page_size, fp8=fp8)
     q = queries(rows_many)
 
     got = decode_attention(q, pool, rows, Workspace("cuda"))
@@ -67,7 +59,7 @@ def test_attends_as_the_reference_does(fp8, page_size, rows_many):
 
 @FORMS
 def test_every_launch_of_the_table_attends_as_the_reference_does(fp8):
-    pool, rows = paged(ragged(16, 1500), fp8=fp8)
+    pool, rows = paged(awkward_lengths(16, 1500), fp8=fp8)
     q, space = queries(16), Workspace("cuda")
     exact, allowed = reference.decode_attention(q, pool, rows), bound(q, pool, rows)
 
@@ -79,7 +71,7 @@ def test_every_launch_of_the_table_attends_as_the_reference_does(fp8):
 
 @FORMS
 def test_two_runs_are_equal_and_a_row_has_the_same_bits_alone(fp8):
-    pool, rows = paged(ragged(64, 4096), fp8=fp8)
+    pool, rows = paged(awkward_lengths(64, 4096), fp8=fp8)
     q, space = queries(64), Workspace("cuda")
 
     whole = decode_attention(q, pool, rows, space)
@@ -115,7 +107,7 @@ def test_appended_tokens_are_as_the_reference_has_them(fp8):
 
 @FORMS
 def test_a_step_replays_from_a_graph_while_lengths_grow_without_synchronising(fp8):
-    starts = ragged(64, 1000)
+    starts = awkward_lengths(64, 1000)
     room = [length + 40 for length in starts]
     pool, rows = paged(room, fp8=fp8, max_length=1040)
     same, there = paged(room, fp8=fp8, max_length=1040)
@@ -157,7 +149,7 @@ def test_a_step_replays_from_a_graph_while_lengths_grow_without_synchronising(fp
 
 @pytest.mark.parametrize("rows_many", [1, 3, 16, 63])
 def test_the_quantised_form_is_the_quantiser_behind_attention_bit_for_bit(rows_many):
-    pool, rows = paged(ragged(rows_many, 2000))
+    pool, rows = paged(awkward_lengths(rows_many, 2000))
     q = queries(rows_many)
     q[0, 2, 0] = torch.nan
 

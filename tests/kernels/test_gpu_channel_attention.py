@@ -13,7 +13,7 @@ from slackwater_kernels.extend import append_tokens
 from slackwater_kernels.gemm import Workspace
 from slackwater_kernels.plan import CHANNEL_ATTENTION
 from slackwater_kernels.quantize import quantize_activations
-from slackwater_kernels.testing import by_channel, scattered
+from slackwater_kernels.testing import awkward_lengths, by_channel, scattered, vectors
 
 pytestmark = pytest.mark.gpu
 
@@ -24,19 +24,11 @@ ROUNDING, KEPT = 2.0**-8, 2.0**-12
 
 
 def queries(rows: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(rows + seed)
-    sizes = torch.exp(torch.randn(rows, HEADS, 1, generator=generator, device="cuda"))
-    return (torch.randn(rows, HEADS, 128, generator=generator, device="cuda") * sizes).bfloat16()
+    return vectors(rows, HEADS, device="cuda", seed=seed)
 
 
 def tokens(rows: int, seed: int) -> torch.Tensor:
-    return queries(rows, seed)[:, :KV_HEADS].contiguous()
-
-
-def ragged(rows: int, longest: int) -> list[int]:
-    """Lengths from 1 to the longest, those beside page and chunk boundaries first."""
-    some = [longest, 1, 7, 15, 16, 17, 255, 256, 257, 63, 64, 65, 511, 512, 513, 0]
-    return [min(some[b], longest) if b < len(some) else 1 + b * 7919 % longest for b in range(rows)]
+    return vectors(rows, KV_HEADS, device="cuda", seed=seed)
 
 
 def paged(lengths, *, page_size=64, **more) -> tuple[ChannelKvPool, PagedRows]:
@@ -60,7 +52,7 @@ def bound(q: torch.Tensor, pool: ChannelKvPool, rows: PagedRows) -> torch.Tensor
 @pytest.mark.parametrize("page_size", [16, 64, 128])
 @pytest.mark.parametrize("rows_many", [1, 3, 64])
 def test_attends_as_the_reference_does(page_size, rows_many):
-    pool, rows = paged(ragged(rows_many, 2048), page_size=page_size)
+    pool, rows = paged(awkward_lengths(rows_many, 2048), page_size=page_size)
     q = queries(rows_many)
 
     got = decode_attention(q, pool, rows, Workspace("cuda"))
@@ -70,7 +62,7 @@ def test_attends_as_the_reference_does(page_size, rows_many):
 
 
 def test_every_launch_of_the_table_attends_as_the_reference_does():
-    pool, rows = paged(ragged(16, 1500))
+    pool, rows = paged(awkward_lengths(16, 1500))
     q, space = queries(16), Workspace("cuda")
     exact, allowed = reference.decode_attention(q, pool, rows), bound(q, pool, rows)
 
@@ -81,7 +73,7 @@ def test_every_launch_of_the_table_attends_as_the_reference_does():
 
 
 def test_two_runs_are_equal_and_a_row_has_the_same_bits_alone():
-    pool, rows = paged(ragged(64, 2048))
+    pool, rows = paged(awkward_lengths(64, 2048))
     q, space = queries(64), Workspace("cuda")
 
     whole = decode_attention(q, pool, rows, space)
@@ -121,7 +113,7 @@ def test_appended_tokens_are_as_the_reference_has_them(many):
 
 
 def test_a_step_replays_from_a_graph_while_lengths_grow_without_synchronising():
-    starts = ragged(64, 1000)
+    starts = awkward_lengths(64, 1000)
     room = [length + 20 for length in starts]
     pool, rows = paged(room, max_length=1020)
     keys, values, q, space = tokens(64, 1), tokens(64, 2), queries(64), Workspace("cuda")
@@ -151,7 +143,7 @@ def test_a_step_replays_from_a_graph_while_lengths_grow_without_synchronising():
 
 
 def test_the_quantised_form_is_the_quantiser_behind_attention_bit_for_bit():
-    pool, rows = paged(ragged(63, 2000))
+    pool, rows = paged(awkward_lengths(63, 2000))
     q = queries(63)
     q[0, 2, 0] = torch.nan
 

@@ -15,7 +15,7 @@ from slackwater_kernels.extend import (
     run_extend_attention,
 )
 from slackwater_kernels.plan import BF16_EXTEND, FP8_EXTEND
-from slackwater_kernels.testing import ragged, scattered
+from slackwater_kernels.testing import ragged, scattered, vectors
 
 pytestmark = pytest.mark.gpu
 
@@ -27,9 +27,7 @@ ROUNDING, WEIGHTS = 2.0**-8, {False: 2.0**-8, True: 2.0**-10}
 
 
 def heads(tokens: int, seed: int = 0, num_heads: int = HEADS) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(tokens + seed)
-    sizes = torch.exp(torch.randn(tokens, num_heads, 1, generator=generator, device="cuda"))
-    return (torch.randn(tokens, num_heads, 128, generator=generator, device="cuda") * sizes).bfloat16()
+    return vectors(tokens, num_heads, device="cuda", seed=seed)
 
 
 def kv(tokens: int, seed: int) -> torch.Tensor:
