@@ -110,10 +110,9 @@ def on_slurm(obj: Object) -> tuple[int, str]:
 def _progressing(job: CleaningJob, seen: Seen, slurm: tuple[int, str]) -> tuple[str, str]:
     view, spec = seen.view, job.spec
     running, starting = (view.running, view.starting) if view is not None else (0, 0)
-    over = (
-        "every item is settled" if view is not None and view.is_complete else view.failure if view is not None else ""
-    )
-    if spec.suspend and not (view is not None and view.is_complete):
+    is_complete = view is not None and view.is_complete
+    over = "every item is settled" if is_complete else view.failure if view is not None else ""
+    if spec.suspend and not is_complete:
         return "Suspended", "spec.suspend is true; set it to false to let it go on"
     if over and (running or slurm[0]):  # whoever works has not ended
         return "WorkersRunning", f"{counted(running + slurm[0], 'worker')} at work; no other is started: {over}"
