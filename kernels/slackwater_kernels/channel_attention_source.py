@@ -19,42 +19,71 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from slackwater_kernels.paged_source import chunk_of, finish_chunk, finite_top, pages_of
+from slackwater_kernels.paged_source import checked_pages, chunk_of, finish_chunk, finite_top, first_tokens
 
 _LOWEST = tl.constexpr(float("-inf"))
 _INFINITY = tl.constexpr(float("inf"))
 _STEP = tl.constexpr(16.0)  # a part is this much finer than the one before: e4m3 rounds at 2^-4 of a number
-_WEIGHT_BITS = tl.constexpr(8.0)  # weights are up to 2^8, the power of two under E4M3's largest number
+_WEIGHT_BITS = tl.constexpr(7.0)  # weights are under 2^8, the power of two under E4M3's largest number
 
 
 @triton.jit
-def query_parts(q_ptr, first, SHARERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(E4M3 [128, COLUMNS], a power of two of each column): column p * ROWS + r is part p of query head r.
+def code(x):
+    """fp32 to the bits of its E4M3 code.
+
+    Codes are chosen among as bits: a constant that is converted takes two bytes from a register that nobody has set
+    (ptxas 12.8, `F2FP.PACK_AB_MERGE_C`).
+    """
+    return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+
+
+@triton.jit
+def finer(x):
+    """What E4M3 leaves of x, a step larger."""
+    return (x - x.to(tl.float8e4nv).to(tl.float32)) * _STEP
+
+
+@triton.jit
+def queries(q_ptr, first, SHARERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """bf16 [128, COLUMNS]: column p * ROWS + r is query head first + r, for each p, and zeros behind the sharers."""
+    row, d = tl.arange(0, COLUMNS) % ROWS, tl.arange(0, 128)
+    return tl.load(q_ptr + (first + row)[None, :] * 128 + d[:, None], (row < SHARERS)[None, :], 0.0)
+
+
+@triton.jit
+def query_parts(q, ROWS: tl.constexpr):
+    """(E4M3 of the shape of q, a power of two of each column): column p * ROWS + r is part p of query head r.
 
     Exact, but for what is under 2^-13 of the head's largest, which is rounded at 2^-21 of it.  What is no finite
     number is NaN.
     """
-    column, d = tl.arange(0, COLUMNS), tl.arange(0, 128)
-    row, part = column % ROWS, (column // ROWS)[None, :]
-    q = tl.load(q_ptr + (first + row)[None, :] * 128 + d[:, None], (row < SHARERS)[None, :], 0.0).to(tl.float32)
+    part = (tl.arange(0, q.shape[1]) // ROWS)[None, :]
+    q = q.to(tl.float32)
     exponent = tl.minimum(tl.maximum(tl.max(tl.abs(q), axis=0).to(tl.int32, bitcast=True) >> 23, 8), 253)
     q = tl.where(
         tl.abs(q) < _INFINITY, q * ((261 - exponent) << 23).to(tl.float32, bitcast=True)[None, :], float("nan")
     )
-    rest = (q - q.to(tl.float8e4nv).to(tl.float32)) * _STEP
-    parts = tl.where(part == 0, q, tl.where(part == 1, rest, 0.0))
-    return parts.to(tl.float8e4nv), ((exponent - 7) << 23).to(tl.float32, bitcast=True)
+    parts = tl.where(part == 0, code(q), tl.where(part == 1, code(finer(q)), 0))
+    return parts.to(tl.float8e4nv, bitcast=True), ((exponent - 7) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def weight_parts(weights, ROWS: tl.constexpr, PARTS: tl.constexpr):
-    """fp32 [tokens, ROWS] up to 2^8 to E4M3 [tokens, PARTS * ROWS], of which three parts are used."""
+    """fp32 [tokens, ROWS] under 2^8 to E4M3 [tokens, PARTS * ROWS], of which three parts are used."""
     part = tl.arange(0, PARTS)[None, :, None]
-    second = (weights - weights.to(tl.float8e4nv).to(tl.float32)) * _STEP
-    third = (second - second.to(tl.float8e4nv).to(tl.float32)) * _STEP
-    finer = tl.where(part == 1, second[:, None, :], tl.where(part == 2, third[:, None, :], 0.0))
-    parts = tl.where(part == 0, weights[:, None, :], finer)
-    return tl.reshape(parts, (weights.shape[0], PARTS * ROWS)).to(tl.float8e4nv)
+    second = finer(weights)
+    later = tl.where(part == 1, code(second)[:, None, :], tl.where(part == 2, code(finer(second))[:, None, :], 0))
+    parts = tl.where(part == 0, code(weights)[:, None, :], later)
+    return tl.reshape(parts, (weights.shape[0], PARTS * ROWS)).to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
+def taken_apart(scale):
+    """(e, 2^-e, m) with scale = m 2^e and m from 1 up to 2; 2^-e is NaN where the scale is no finite number."""
+    bits = scale.to(tl.int32, bitcast=True)
+    exponent = bits >> 23
+    power = tl.where(exponent == 255, float("nan"), ((254 - exponent) << 23).to(tl.float32, bitcast=True))
+    return (exponent - 127).to(tl.float32), power, ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -73,20 +102,19 @@ def of_each_part(x, ROWS: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def attend(
-    q_ptr,
+    q,
+    power,
     k_ptr,
     v_ptr,
     k_scales_ptr,
     v_scales_ptr,
     table,
-    b,
     head,
     first,
     last,
     scale,
     num_pages,
     HEADS: tl.constexpr,
-    SHARERS: tl.constexpr,
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     PAGE: tl.constexpr,
@@ -96,13 +124,12 @@ def attend(
 ):
     """(weighted values [ROWS, 128], largest level [ROWS], sum of weights [ROWS]) of tokens first to last.
 
-    scale: in log2.   A level is a logit and the logarithm of its value's scale: the weight that carries that scale is
-    under 2^8 of the largest, whatever the scales.
+    q, power: as `query_parts` has them.   table: the entries of the chunk.   scale: in log2.   A level is a logit and
+    the exponent of its value's scale: so the weight that carries that scale is under 2^8, whatever the scales.
     """
     n, d = tl.arange(0, BLOCK), tl.arange(0, 128)
-    q, power = query_parts(q_ptr, (b * HEADS + head) * SHARERS, SHARERS, ROWS, PARTS * ROWS)
     power = tl.max(tl.reshape(power, (PARTS, ROWS)), axis=0) * scale
-    pages, are_pages = pages_of(table, first, last, num_pages, PAGE, BLOCK, CHUNK)
+    pages, are_pages = checked_pages(table, first_tokens(first, PAGE, BLOCK, CHUNK) < last, num_pages)
     total = tl.zeros((128, PARTS * ROWS), tl.float32)
     norms = tl.zeros((BLOCK, ROWS), tl.float32)
     top = tl.full((ROWS,), _LOWEST, tl.float32)
@@ -129,14 +156,16 @@ def attend(
         k_scale = tl.load(k_scales_ptr + scale_at + slot)
         v_scale = tl.load(v_scales_ptr + scale_at + slot)
         s = together(tl.dot(k, q), ROWS, PARTS) * k_scale[:, None] * power[None, :]
-        s = tl.where(is_live[:, None], s + tl.log2(v_scale)[:, None], _LOWEST)
+        exponent, power_down, mantissa = taken_apart(v_scale)
+        s = tl.where(is_live[:, None], s + exponent[:, None], _LOWEST)
         highest = tl.maximum(top, tl.max(s, axis=0))
         level = finite_top(highest)
         weights = tl.exp2(s - (level - _WEIGHT_BITS)[None, :])
         shrink = tl.exp2(top - level)
         # Summed by token, and over tokens once at the end: each sum over tokens is one over all warps.
-        norms = norms * shrink[None, :] + tl.where(is_live[:, None], weights / v_scale[:, None], 0.0)
-        total = total * of_each_part(shrink, ROWS, PARTS)[None, :] + tl.dot(v, weight_parts(weights, ROWS, PARTS))
+        norms = norms * shrink[None, :] + tl.where(is_live[:, None], weights * power_down[:, None], 0.0)
+        parts = weight_parts(weights * mantissa[:, None], ROWS, PARTS)
+        total = total * of_each_part(shrink, ROWS, PARTS)[None, :] + tl.dot(v, parts)
         top = highest
     norm = tl.sum(norms, axis=0) + tl.where(are_pages, 0.0, float("nan"))
     return tl.trans(together(total, ROWS, PARTS)), top, norm
@@ -178,22 +207,25 @@ def decode_kernel(
         gdc_launch_dependents()
         gdc_wait()  # the kernel in front writes the step's token, and the lengths change in a graph
     is_wrong, live, first, last = chunk_of(lengths_ptr, max_length, CHUNK)
+    # Asked for beside the length, which decides whether they are wanted.
+    page = first_tokens(chunk * CHUNK, PAGE, BLOCK, CHUNK) // PAGE
+    table = tl.load(table_ptr + b * width + page, page < width, 0)
+    q, power = query_parts(queries(q_ptr, (b * HEADS + head) * SHARERS, SHARERS, ROWS, PARTS * ROWS), ROWS)
     if chunk < tl.maximum(live, 1):
         total, top, norm = attend(
-            q_ptr,
+            q,
+            power,
             k_ptr,
             v_ptr,
             k_scales_ptr,
             v_scales_ptr,
-            table_ptr + b * width,
-            b,
+            table,
             head,
             first,
             last,
             scale,
             num_pages,
             HEADS,
-            SHARERS,
             ROWS,
             PARTS,
             PAGE,

@@ -29,15 +29,27 @@ def pages_of(table, first, last, num_pages, PAGE: tl.constexpr, BLOCK: tl.conste
 
     Read before the loop: a load whose address another load of the loop gives is not asked for ahead.
     """
+    token = first_tokens(first, PAGE, BLOCK, CHUNK)
+    return checked_pages(tl.load(table + token // PAGE, token < last, 0), token < last, num_pages)
+
+
+@triton.jit
+def first_tokens(first, PAGE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """The first token of each block of a chunk, or of each page of each block."""
     block = tl.arange(0, CHUNK // BLOCK)
     if BLOCK <= PAGE:
         token = first + block * BLOCK
     else:
         token = first + block[:, None] * BLOCK + tl.arange(0, BLOCK // PAGE)[None, :] * PAGE
-    pages = tl.load(table + token // PAGE, token < last, 0)
+    return token
+
+
+@triton.jit
+def checked_pages(pages, is_asked, num_pages):
+    """(the pages, 0 for those that are not asked for or the pool has not; whether the pool has all that are asked)."""
     is_page = (pages >= 0) & (pages < num_pages)
-    faults = tl.sum(tl.where(is_page, 0, 1).reshape(pages.numel), axis=0)
-    return tl.where(is_page, pages, 0), faults == 0
+    faults = tl.sum(tl.where(is_page | (is_asked == 0), 0, 1).reshape(pages.numel), axis=0)
+    return tl.where(is_page & is_asked, pages, 0), faults == 0
 
 
 @triton.jit

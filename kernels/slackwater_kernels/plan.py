@@ -168,13 +168,14 @@ BF16_ATTENTION = (
 
 # Chosen by what is in flight and by instructions, not measured.
 CHANNEL_ATTENTION = (
-    AttentionLaunch(64, 4, 4, 512),
+    AttentionLaunch(64, 4, 3, 1024, registers=96),
+    AttentionLaunch(64, 4, 3, 1024),
+    AttentionLaunch(64, 4, 2, 1024),
+    AttentionLaunch(64, 4, 4, 1024),
+    AttentionLaunch(64, 4, 3, 512),
     AttentionLaunch(64, 4, 3, 256),
-    AttentionLaunch(64, 4, 4, 256),
-    AttentionLaunch(64, 4, 5, 1024),
-    AttentionLaunch(128, 4, 2, 512),
-    AttentionLaunch(128, 4, 3, 512),
-    AttentionLaunch(128, 8, 3, 512),
+    AttentionLaunch(64, 8, 3, 1024),
+    AttentionLaunch(128, 4, 2, 1024),
     AttentionLaunch(128, 8, 3, 1024),
 )
 ATTENTION = {KvForm.BF16: BF16_ATTENTION, KvForm.FP8: FP8_ATTENTION, KvForm.CHANNEL: CHANNEL_ATTENTION}

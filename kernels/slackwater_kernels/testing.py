@@ -1,15 +1,16 @@
 """Pools and block tables as they are in the middle of serving: pages in no order, and what no row reads made harmful.
 
-Owns the data that tests and the bench give to attention.  Owns no check.  Imported by nothing of the package.
+Owns the data that tests and the bench give to attention, and one bound of its tests.  Owns no check.  Imported by
+nothing of the package.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from slackwater_kernels.attention_layout import HEAD, ChannelKvPool, Fp8KvPool, KvPool, NewTokens, PagedRows
+from slackwater_kernels.attention_layout import HEAD, ChannelKvPool, Fp8KvPool, KvPool, NewTokens, PagedRows, Pool
 from slackwater_kernels.core import E4M3_NAN
-from slackwater_kernels.reference import quantize_kv
+from slackwater_kernels.reference import _tokens, quantize_kv
 
 NO_PAGE = (-7, 1 << 30)  # behind a row's last page; to read there would be seen, or end the process
 
@@ -98,3 +99,17 @@ def by_channel(pool: Fp8KvPool) -> ChannelKvPool:
     values = numbers.transpose(2, 3).reshape(pool.num_pages, pool.num_kv_heads, -1).contiguous()
     sizes = pool.num_pages, pool.num_kv_heads, pool.page_size
     return ChannelKvPool(*sizes, pool.keys.clone(), pool.key_scales.clone(), values, pool.value_scales.clone())
+
+
+def lost_of_small_weights(pool: Pool, rows: PagedRows) -> torch.Tensor:
+    """fp64 [rows, kv heads]: what a row's smallest weights can lose in all.
+
+    A weight under 2^-14 of the largest is kept to 2^-25 of it: a subnormal number of f16, or the last of three FP8
+    parts.  It is seen where a token of large weight has the value 0 and so next to nothing is left of the result.
+    """
+    lost = torch.zeros(rows.num_rows, pool.num_kv_heads, dtype=torch.float64, device=pool.keys.device)
+    for b, length in enumerate(rows.lengths.tolist()):
+        if length:
+            _, values = _tokens(pool, rows.table[b, : -(-length // pool.page_size)].long())
+            lost[b] = length * values[:, :length].abs().amax((1, 2)) * 2.0**-25
+    return lost

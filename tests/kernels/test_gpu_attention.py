@@ -13,7 +13,7 @@ from slackwater_kernels.gemm import Workspace
 from slackwater_kernels.layout import Fp8Activations
 from slackwater_kernels.plan import BF16_ATTENTION, FP8_ATTENTION
 from slackwater_kernels.quantize import quantize_activations
-from slackwater_kernels.testing import awkward_lengths, scattered, vectors
+from slackwater_kernels.testing import awkward_lengths, lost_of_small_weights, scattered, vectors
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +40,9 @@ def bound(q: torch.Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows) -> torch.T
     """What a kernel may differ from the exact values by, element by element."""
     fp8 = isinstance(pool, Fp8KvPool)
     size = reference.decode_attention(q, replace(pool, values=pool.values & 0x7F if fp8 else pool.values.abs()), rows)
-    return reference.decode_attention(q, pool, rows).abs() * ROUNDING + size * WEIGHTS[fp8]
+    allowed = reference.decode_attention(q, pool, rows).abs() * ROUNDING + size * WEIGHTS[fp8]
+    lost = lost_of_small_weights(pool, rows).repeat_interleave(HEADS // KV_HEADS, 1)[..., None]
+    return allowed + lost if fp8 else allowed
 
 
 @FORMS

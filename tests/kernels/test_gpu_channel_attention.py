@@ -13,7 +13,7 @@ from slackwater_kernels.extend import append_tokens
 from slackwater_kernels.gemm import Workspace
 from slackwater_kernels.plan import CHANNEL_ATTENTION
 from slackwater_kernels.quantize import quantize_activations
-from slackwater_kernels.testing import awkward_lengths, by_channel, scattered, vectors
+from slackwater_kernels.testing import awkward_lengths, by_channel, lost_of_small_weights, scattered, vectors
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +46,8 @@ def bound(q: torch.Tensor, pool: ChannelKvPool, rows: PagedRows) -> torch.Tensor
             keys, _ = reference._tokens(pool, rows.table[b, : -(-length // pool.page_size)].long())
             sizes = q[b].double().abs().view(KV_HEADS, -1, 128) @ keys[:, :length].abs().transpose(1, 2)
             largest[b] = sizes.amax(-1).flatten() / 128**0.5
-    return exact.abs() * ROUNDING + size * (torch.expm1(2 * KEPT * largest)[..., None] + 2 * KEPT)
+    lost = lost_of_small_weights(pool, rows).repeat_interleave(HEADS // KV_HEADS, 1)[..., None]
+    return exact.abs() * ROUNDING + size * (torch.expm1(2 * KEPT * largest)[..., None] + 2 * KEPT) + lost
 
 
 @pytest.mark.parametrize("page_size", [16, 64, 128])
