@@ -13,6 +13,7 @@ from torch import Tensor, float8_e4m3fn
 
 from slackwater_kernels.attention_layout import (
     HEAD,
+    KvPool,
     PagedRows,
     Pool,
     check_append,
@@ -20,7 +21,7 @@ from slackwater_kernels.attention_layout import (
     scales_of,
 )
 from slackwater_kernels.core import ROW_PAD, KvForm, LayoutError, padded
-from slackwater_kernels.dispatch import attention_sources, channel_attention_sources, require_supported
+from slackwater_kernels.dispatch import attention_sources, fp8_attention_sources, require_supported
 from slackwater_kernels.gemm import Workspace
 from slackwater_kernels.layout import Fp8Activations
 from slackwater_kernels.plan import AttentionLaunch, attention_launch, attention_splits
@@ -33,7 +34,7 @@ def append_kv(keys: Tensor, values: Tensor, pool: Pool, rows: PagedRows) -> None
     """Put the last token of each row, at position length - 1, into its page; one launch.
 
     keys, values: bf16 [B, kv heads, 128], row-major, not changed.   The pool is mutated: copied to in bf16, in FP8
-    quantised as `reference.quantize_kv` does, bit for bit.  For an idle row, and where the table names a page that the
+    quantised as `reference.append_kv` does it, bit for bit.  For an idle row, and where the table names a page that the
     pool has not, nothing is written.  Safe to capture in a CUDA graph.
     """
     check_append(keys, values, pool, rows)
@@ -83,8 +84,7 @@ def run_append_kv(kernels: Any, keys: Tensor, values: Tensor, pool: Pool, rows: 
         HEADS=pool.num_kv_heads,
         ROWS=_power(pool.num_kv_heads),
         PAGE=pool.page_size,
-        FP8=pool.form is not KvForm.BF16,
-        CHANNEL=pool.form is KvForm.CHANNEL,
+        FP8=pool.form is KvForm.FP8,
         PDL=pdl,
         num_warps=4,
         **launch_options(pdl),
@@ -142,19 +142,14 @@ def _launch(
 ) -> None:
     if workspace.device != q.device:
         raise LayoutError(f"q is on {q.device} but the workspace on {workspace.device}; keep all on one device")
-    is_fp8, by_channel = pool.form is not KvForm.BF16, pool.form is KvForm.CHANNEL
     launch = chosen or attention_launch(pool.form)
     splits, rows_of_tile = attention_splits(rows.max_length, launch), _power(sharers)
     pairs = rows.num_rows * pool.num_kv_heads
     parts = pairs * splits * rows_of_tile if splits > 1 else 0
     partials, counters = workspace.take(parts * (HEAD + 2), pairs if parts else 0)
-    key_scales, value_scales = scales_of(pool)
     kernels.decode_kernel[(pool.num_kv_heads, rows.num_rows, splits)](
         q,
-        pool.keys.view(float8_e4m3fn) if is_fp8 else pool.keys,
-        pool.values.view(float8_e4m3fn if by_channel else torch.int16) if is_fp8 else pool.values,
-        key_scales,
-        value_scales,
+        *_stored(pool),
         rows.table,
         rows.lengths,
         out,
@@ -179,13 +174,19 @@ def _launch(
         num_warps=launch.warps,
         num_stages=launch.stages,
         maxnreg=launch.registers,
-        **({} if by_channel else {"FP8": is_fp8}),
         **launch_options(pdl),
     )
 
 
 def _sources(pool: Pool) -> Any:
-    return channel_attention_sources() if pool.form is KvForm.CHANNEL else attention_sources()
+    return fp8_attention_sources() if pool.form is KvForm.FP8 else attention_sources()
+
+
+def _stored(pool: Pool) -> tuple[Tensor, ...]:
+    """What the decode kernel of the pool's form reads."""
+    if isinstance(pool, KvPool):
+        return pool.keys, pool.values
+    return pool.keys.view(float8_e4m3fn), pool.values.view(float8_e4m3fn), pool.key_scales, pool.value_scales
 
 
 def _power(count: int) -> int:

@@ -58,10 +58,16 @@ class KvPool(_Handle):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8KvPool(_Handle):
-    """Keys and values in FP8 with one fp32 scale a token and head.
+    """Keys and values in FP8 with one fp32 scale a token and head; the values are turned in their pages.
 
-    keys, values: uint8 [pages, kv heads, page size, 128], E4M3 by bits.   key_scales, value_scales: fp32 [pages,
-    kv heads, page size]; a value is code times scale.  A token with a NaN has the scale NaN.
+    keys: uint8 [pages, kv heads, page size, 128], E4M3 by bits, a head's tokens of a page side by side.   values: uint8
+    [pages, kv heads, 128 * page size]: of a head all tokens of a page side by side, for one of the 128 numbers after
+    another.  The product with keys sums over the 128, that with values over tokens, and Hopper's FP8 tensor cores sum
+    over what lies side by side: so they read both as they lie.   key_scales, value_scales: fp32 [pages, kv heads,
+    page size]; a number is code times scale.
+
+    A token with a NaN among its keys or values has the scale NaN there.  Of keys its codes are NaN too; of values they
+    are 0: no code of a value is NaN, also in slots that no token has, since a weight of 0 would not hide it.
     """
 
     form: ClassVar[KvForm] = KvForm.FP8
@@ -75,47 +81,7 @@ class Fp8KvPool(_Handle):
 
     def __post_init__(self) -> None:
         _check_sizes(self)
-        hint = "make the pool with `Fp8KvPool.zeros(...)`; heads come before the tokens of a page"
-        shape = self.num_pages, self.num_kv_heads, self.page_size
-        for name in ("keys", "values"):
-            require(name, getattr(self, name), uint8, (*shape, HEAD), hint)
-        for name in ("key_scales", "value_scales"):
-            require(name, getattr(self, name), float32, shape, hint)
-        _check_storage(self)
-
-    @property
-    def device(self) -> torch.device:
-        return self.keys.device
-
-    @classmethod
-    def zeros(cls, num_pages: int, num_kv_heads: int, page_size: int, device: torch.device | str) -> "Fp8KvPool":
-        """A pool of zeros."""
-        shape = num_pages, num_kv_heads, page_size
-        keys, values = (torch.zeros(*shape, HEAD, dtype=uint8, device=device) for _ in range(2))
-        key_scales, value_scales = (torch.zeros(shape, dtype=float32, device=device) for _ in range(2))
-        return cls(num_pages, num_kv_heads, page_size, keys, key_scales, values, value_scales)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChannelKvPool(_Handle):
-    """`Fp8KvPool` with the values turned: all tokens of a page side by side, for one of the 128 after another.
-
-    values: uint8 [pages, kv heads, 128 * page size].  So tensor cores read them as they lie.  No code of a value is
-    NaN, also in slots that no row has: of a token with a NaN the scale is NaN and the codes are 0.
-    """
-
-    form: ClassVar[KvForm] = KvForm.CHANNEL
-    num_pages: int
-    num_kv_heads: int
-    page_size: int
-    keys: Tensor
-    key_scales: Tensor
-    values: Tensor
-    value_scales: Tensor
-
-    def __post_init__(self) -> None:
-        _check_sizes(self)
-        hint = "make the pool with `ChannelKvPool.zeros(...)`; values lie by channel, and heads come before both"
+        hint = "make the pool with `Fp8KvPool.zeros(...)`; heads come before tokens, and values are turned"
         shape = self.num_pages, self.num_kv_heads, self.page_size
         require("keys", self.keys, uint8, (*shape, HEAD), hint)
         require("values", self.values, uint8, (*shape[:2], HEAD * self.page_size), hint)
@@ -127,8 +93,13 @@ class ChannelKvPool(_Handle):
     def device(self) -> torch.device:
         return self.keys.device
 
+    @property
+    def turned(self) -> Tensor:
+        """The values as [pages, kv heads, 128, page size]."""
+        return self.values.view(self.num_pages, self.num_kv_heads, HEAD, self.page_size)
+
     @classmethod
-    def zeros(cls, num_pages: int, num_kv_heads: int, page_size: int, device: torch.device | str) -> "ChannelKvPool":
+    def zeros(cls, num_pages: int, num_kv_heads: int, page_size: int, device: torch.device | str) -> "Fp8KvPool":
         """A pool of zeros."""
         shape = num_pages, num_kv_heads, page_size
         keys = torch.zeros(*shape, HEAD, dtype=uint8, device=device)
@@ -137,8 +108,8 @@ class ChannelKvPool(_Handle):
         return cls(num_pages, num_kv_heads, page_size, keys, key_scales, values, value_scales)
 
 
-Pool = KvPool | Fp8KvPool | ChannelKvPool
-"""What one query a row attends to, and what tokens are put into."""
+Pool = KvPool | Fp8KvPool
+"""What queries attend to, and what tokens are put into."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,8 +200,6 @@ def check_append(keys: Tensor, values: Tensor, pool: Pool, rows: PagedRows) -> N
 
 def check_extend(q: Tensor, pool: Pool, rows: PagedRows, new: NewTokens, scale: float | None) -> int:
     """Raise LayoutError unless these fit each other; how many query heads share a head of keys."""
-    if isinstance(pool, ChannelKvPool):
-        raise LayoutError("pool must be a KvPool or an Fp8KvPool; many queries a row read no values by channel")
     _check_paged(pool, rows)
     _check_new(new, rows)
     positive_scale(scale)
@@ -314,9 +283,7 @@ def _check_new(new: NewTokens, rows: PagedRows | None) -> None:
 
 def _check_paged(pool: Pool, rows: PagedRows) -> None:
     if not isinstance(pool, Pool):
-        raise LayoutError(
-            f"pool must be a KvPool, Fp8KvPool or ChannelKvPool, got {type(pool).__name__}; make it with `zeros`"
-        )
+        raise LayoutError(f"pool must be a KvPool or an Fp8KvPool, got {type(pool).__name__}; make it with `zeros`")
     if not isinstance(rows, PagedRows):
         raise LayoutError(f"rows must be PagedRows, got {type(rows).__name__}; put table and lengths into one")
     if rows.max_length > rows.width * pool.page_size:

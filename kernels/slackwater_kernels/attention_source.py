@@ -1,12 +1,11 @@
-"""The Triton sources of attention: a step's keys and values put into their pages, and one query a row over its pages.
+"""The Triton sources of attention over bf16: one query a row over its pages; and a step's token put into its page.
 
 Owns the code that runs on the GPU and nothing of its launch, which is `attention`'s.  Imported lazily, since Triton is
 not everywhere.  Tests load it a second time under Triton's interpreter.
 
 A program takes one chunk of one row's tokens for the query heads that share a head of keys, so keys and values are
 read once and never expanded.  The last program of a row and head merges the chunks in their order: what a row gets
-depends on its own length and on nothing beside it.  FP8 codes are widened to f16, which holds each of them exactly;
-scales never meet a code, a key's goes into the logits and a value's into the weights.
+depends on its own length and on nothing beside it.  Tokens are put into pages of either form.
 """
 
 # mypy: ignore-errors
@@ -24,36 +23,10 @@ _LOWEST = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def without_power(q):
-    """bf16 [rows, 128] to (f16 [rows, 128] of magnitude under 2, a power of two a row) whose product it is.
-
-    Exact, but for what is under 2^-16 of the row's largest, which is rounded at 2^-25 of it.
-    """
-    q = q.to(tl.float32)
-    exponent = tl.minimum(tl.max(tl.abs(q), axis=1).to(tl.int32, bitcast=True) >> 23, 253)
-    down = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    return (q * down[:, None]).to(tl.float16), (exponent << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def both_of(pairs):
-    """int16 of two E4M3 codes to their f16 values, of the low byte and of the high one.
-
-    Pairs are taken because the tensor core wants two tokens side by side, and only what has 16 bits is turned so on the
-    way from shared memory; single codes would be read one by one.
-    """
-    low = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
-    high = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
-    return low.to(tl.float16), high.to(tl.float16)
-
-
-@triton.jit
 def attend(
     q_ptr,
     k_ptr,
     v_ptr,
-    k_scales_ptr,
-    v_scales_ptr,
     table,
     b,
     head,
@@ -67,20 +40,13 @@ def attend(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
-    FP8: tl.constexpr,
 ):
     """(weighted values [16, 128], largest logit [16], sum of weights [16]) of tokens first to last; scale: in log2."""
     row, n, d = tl.arange(0, _ROWS), tl.arange(0, BLOCK), tl.arange(0, 128)
     q_offsets = ((b * HEADS + head) * SHARERS + row)[:, None] * 128 + d[None, :]
     q = tl.load(q_ptr + q_offsets, (row < SHARERS)[:, None], 0.0)
-    if FP8:
-        q, power = without_power(q)
-        power *= scale
     pages, are_pages = pages_of(table, first, last, num_pages, PAGE, BLOCK, CHUNK)
-    V_WIDTH: tl.constexpr = 64 if FP8 else 128
     total = tl.zeros((_ROWS, 128), tl.float32)
-    even = tl.zeros((_ROWS, 64), tl.float32)  # in FP8 the columns of a pair of codes are summed apart
-    odd = tl.zeros((_ROWS, 64), tl.float32)
     norm = tl.full((_ROWS,), 0.0, tl.float32) + tl.where(are_pages, 0.0, float("nan"))
     top = tl.full((_ROWS,), _LOWEST, tl.float32)
     for start in tl.range(first, last, BLOCK, num_stages=STAGES):
@@ -89,41 +55,24 @@ def attend(
         if BLOCK <= PAGE:
             page = tl.sum(tl.where(is_block, pages, 0), axis=0)
             place = ((page * HEADS + head) * PAGE + start % PAGE).to(tl.int64)
-            k_tile, v_tile = k_ptr + place * 128, v_ptr + place * V_WIDTH
-            k_scale_tile, v_scale_tile = k_scales_ptr + place, v_scales_ptr + place
+            k_tile, v_tile = k_ptr + place * 128, v_ptr + place * 128
             slot = n
         else:
             page = tl.sum(tl.where(is_block[:, None], pages, 0), axis=0)
             slot = ((page * HEADS + head) * PAGE)[:, None] + tl.arange(0, PAGE)[None, :]
             slot = slot.reshape(BLOCK).to(tl.int64)
-            k_tile, v_tile, k_scale_tile, v_scale_tile = k_ptr, v_ptr, k_scales_ptr, v_scales_ptr
+            k_tile, v_tile = k_ptr, v_ptr
         # Slots behind the last token may hold anything, a NaN too: they are neither read nor multiplied.
-        k = tl.load(k_tile + slot[:, None] * 128 + d[None, :], is_live[:, None], 0.0)
-        v_column = tl.arange(0, V_WIDTH)
-        v = tl.load(v_tile + slot[:, None] * V_WIDTH + v_column[None, :], is_live[:, None], 0)
-        if FP8:
-            k_scale = tl.load(k_scale_tile + slot, is_live, 0.0)
-            v_scale = tl.load(v_scale_tile + slot, is_live, 0.0)
-            s = tl.dot(q, tl.trans(k.to(tl.float16))) * power[:, None] * k_scale[None, :]
-        else:
-            s = tl.dot(q, tl.trans(k)) * scale
-        s = tl.where(is_live[None, :], s, _LOWEST)
+        offsets = slot[:, None] * 128 + d[None, :]
+        k = tl.load(k_tile + offsets, is_live[:, None], 0.0)
+        v = tl.load(v_tile + offsets, is_live[:, None], 0.0)
+        s = tl.where(is_live[None, :], tl.dot(q, tl.trans(k)) * scale, _LOWEST)
         highest = tl.maximum(top, tl.max(s, axis=1))
         weights = tl.exp2(s - finite_top(highest)[:, None])
         shrink = tl.exp2(top - finite_top(highest))
         norm = norm * shrink + tl.sum(weights, axis=1)
-        if FP8:
-            # The weights carry the scales of the values, over the block's largest: f16 keeps 11 bits of them so.
-            largest = tl.max(v_scale, axis=0)
-            carried = (weights * (v_scale / tl.maximum(largest, 1e-37))[None, :]).to(tl.float16)
-            v_even, v_odd = both_of(v)
-            even = even * shrink[:, None] + tl.dot(carried, v_even) * largest
-            odd = odd * shrink[:, None] + tl.dot(carried, v_odd) * largest
-        else:
-            total = tl.dot(weights.to(tl.bfloat16), v, total * shrink[:, None])
+        total = tl.dot(weights.to(tl.bfloat16), v, total * shrink[:, None])
         top = highest
-    if FP8:
-        total = tl.join(even, odd).reshape(_ROWS, 128)
     return total, top, norm
 
 
@@ -132,8 +81,6 @@ def decode_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    k_scales_ptr,
-    v_scales_ptr,
     table_ptr,
     lengths_ptr,
     out_ptr,
@@ -153,7 +100,6 @@ def decode_kernel(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
-    FP8: tl.constexpr,
     QUANTISE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -168,8 +114,6 @@ def decode_kernel(
             q_ptr,
             k_ptr,
             v_ptr,
-            k_scales_ptr,
-            v_scales_ptr,
             table_ptr + b * width,
             b,
             head,
@@ -183,7 +127,6 @@ def decode_kernel(
             BLOCK,
             CHUNK,
             STAGES,
-            FP8,
         )
         finish_chunk(
             total,
@@ -207,18 +150,18 @@ def decode_kernel(
 
 @triton.jit
 def append_heads(
-    x_ptr, pool_ptr, scales_ptr, source, place, mask, FP8: tl.constexpr, PAGE: tl.constexpr, CHANNEL: tl.constexpr
+    x_ptr, pool_ptr, scales_ptr, source, place, mask, PAGE: tl.constexpr, FP8: tl.constexpr, TURNED: tl.constexpr
 ):
-    """Put the heads `source` of x, 128 values each, to the slots `place` of a pool.   CHANNEL: turned, without NaN."""
+    """Put the heads `source` of x, 128 numbers each, to the slots `place` of a pool.   TURNED: turned, without NaN."""
     d = tl.arange(0, 128)
     x = tl.load(x_ptr + source[:, None] * 128 + d[None, :], mask[:, None], 0.0)
-    if CHANNEL:
+    if TURNED:
         offsets = (place // PAGE * (PAGE * 128) + place % PAGE)[:, None] + d[None, :] * PAGE
     else:
         offsets = place[:, None] * 128 + d[None, :]
     if FP8:
         codes, scale, has_nan = quantized(x.to(tl.float32))
-        NO_CODE: tl.constexpr = 0 if CHANNEL else 0x7F
+        NO_CODE: tl.constexpr = 0 if TURNED else 0x7F
         codes = tl.where(has_nan[:, None], NO_CODE, codes.to(tl.uint8, bitcast=True))
         tl.store(pool_ptr + offsets, codes, mask[:, None])
         tl.store(scales_ptr + place, scale, mask)
@@ -242,7 +185,6 @@ def append_kernel(
     ROWS: tl.constexpr,
     PAGE: tl.constexpr,
     FP8: tl.constexpr,
-    CHANNEL: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The last token of row b: all its heads.  Where the row is idle or its page is none of the pool's: nothing."""
@@ -257,5 +199,5 @@ def append_kernel(
     page = tl.load(table_ptr + b * width + position // PAGE)
     mask = heads < tl.where(is_kept & (page >= 0) & (page < num_pages), HEADS, 0)
     place = (page.to(tl.int64) * HEADS + heads) * PAGE + position % PAGE
-    append_heads(k_ptr, k_pool_ptr, k_scales_ptr, b * HEADS + heads, place, mask, FP8, PAGE, False)
-    append_heads(v_ptr, v_pool_ptr, v_scales_ptr, b * HEADS + heads, place, mask, FP8, PAGE, CHANNEL)
+    append_heads(k_ptr, k_pool_ptr, k_scales_ptr, b * HEADS + heads, place, mask, PAGE, FP8, False)
+    append_heads(v_ptr, v_pool_ptr, v_scales_ptr, b * HEADS + heads, place, mask, PAGE, FP8, FP8)

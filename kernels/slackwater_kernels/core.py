@@ -44,8 +44,7 @@ class KvForm(StrEnum):
     """How keys and values lie in pages."""
 
     BF16 = "bf16"
-    FP8 = "fp8"  # a scale a token and head
-    CHANNEL = "fp8 by channel"  # the same, but of each value all tokens of a page side by side
+    FP8 = "fp8"  # a scale a token and head, the values turned in their pages
 
 
 def padded(count: int, to: int) -> int:

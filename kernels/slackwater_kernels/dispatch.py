@@ -133,14 +133,14 @@ def mx_sources() -> Any:
 
 @cache
 def attention_sources() -> Any:
-    """The module of attention's Triton kernels."""
+    """The module of the Triton kernels of attention over bf16, and of those that put tokens into pages."""
     return import_module("slackwater_kernels.attention_source")
 
 
 @cache
-def channel_attention_sources() -> Any:
-    """The module of attention's Triton kernel over values by channel."""
-    return import_module("slackwater_kernels.channel_attention_source")
+def fp8_attention_sources() -> Any:
+    """The module of attention's Triton kernel over FP8."""
+    return import_module("slackwater_kernels.fp8_attention_source")
 
 
 @cache

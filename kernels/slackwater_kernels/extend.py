@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, float8_e4m3fn
 
 from slackwater_kernels.attention_layout import (
-    Fp8KvPool,
-    KvPool,
     NewTokens,
     PagedRows,
     Pool,
@@ -44,9 +42,7 @@ def append_tokens(keys: Tensor, values: Tensor, pool: Pool, rows: PagedRows, new
     run_append_tokens(extend_sources(), keys, values, pool, rows, new)
 
 
-def extend_attention(
-    q: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows, new: NewTokens, scale: float | None = None
-) -> Tensor:
+def extend_attention(q: Tensor, pool: Pool, rows: PagedRows, new: NewTokens, scale: float | None = None) -> Tensor:
     """softmax(q k * scale) v of each new token over its row's tokens up to itself: bf16 [T, heads, 128], rounded once.
 
     q: bf16 [T, heads, 128], row-major; `heads` / kv heads neighbours share a head of keys, which is never expanded.
@@ -109,10 +105,9 @@ def run_append_tokens(
         ROWS=1 << (pool.num_kv_heads - 1).bit_length(),
         TOKENS=tokens,
         PAGE=pool.page_size,
-        FP8=pool.form is not KvForm.BF16,
-        CHANNEL=pool.form is KvForm.CHANNEL,
+        FP8=pool.form is KvForm.FP8,
         PDL=pdl,
-        num_warps=4,
+        num_warps=8,
         **launch_options(pdl),
     )
 
@@ -120,7 +115,7 @@ def run_append_tokens(
 def run_extend_attention(
     kernels: Any,
     q: Tensor,
-    pool: KvPool | Fp8KvPool,
+    pool: Pool,
     rows: PagedRows,
     new: NewTokens,
     scale: float | None = None,
@@ -130,7 +125,7 @@ def run_extend_attention(
 ) -> Tensor:
     """`extend_attention` with these kernels and this launch."""
     sharers = check_extend(q, pool, rows, new, scale)
-    launch = chosen or extend_launch(fp8=isinstance(pool, Fp8KvPool))
+    launch = chosen or extend_launch(fp8=pool.form is KvForm.FP8)
     return _launch(kernels, q, pool.keys, pool.values, (pool, rows), new, scale, sharers, pdl, launch)
 
 
@@ -155,7 +150,7 @@ def _launch(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    paged: tuple[KvPool | Fp8KvPool, PagedRows] | None,
+    paged: tuple[Pool, PagedRows] | None,
     new: NewTokens,
     scale: float | None,
     sharers: int,

@@ -11,8 +11,9 @@ So a query's bits follow from its position and the tokens up to it, wherever its
 tokens are new.  FP8 codes are widened to f16, which holds each of them exactly; scales never meet a code, a key's goes
 into the logits and a value's into the weights.
 
-A weight of 0 does not hide a value that is no finite number.  Where one came into a part's sums, the part is done again
-with such values taken out, and what attends to them is NaN.
+A weight of 0 does not hide a value that is no finite number.  In FP8 its scale tells of it, and makes NaN the logits of
+that token.  Where one in bf16 came into a part's sums, the part is done again with such values taken out, and what
+attends to them is NaN.
 """
 
 # mypy: ignore-errors
@@ -22,12 +23,24 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from slackwater_kernels.attention_source import append_heads, without_power
+from slackwater_kernels.attention_source import append_heads
 from slackwater_kernels.paged_source import finite_top, has_pages, part_of
 
 _LOWEST = tl.constexpr(float("-inf"))
 _INFINITY = tl.constexpr(float("inf"))
 _LEAST = tl.constexpr(2.0**-126)
+
+
+@triton.jit
+def without_power(q):
+    """bf16 [rows, 128] to (f16 [rows, 128] of magnitude under 2, a power of two a row) whose product it is.
+
+    Exact, but for what is under 2^-16 of the row's largest, which is rounded at 2^-25 of it.
+    """
+    q = q.to(tl.float32)
+    exponent = tl.minimum(tl.max(tl.abs(q), axis=1).to(tl.int32, bitcast=True) >> 23, 253)
+    down = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    return (q * down[:, None]).to(tl.float16), (exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -60,13 +73,29 @@ def places(
         base = (begin + start).to(tl.int64) * HEADS + head
         slot = n * HEADS
     elif BLOCK <= PAGE:
-        base = ((page * HEADS + head) * PAGE + start % PAGE).to(tl.int64)
+        base = ((page * HEADS + head) * PAGE + tl.multiple_of(start % PAGE, BLOCK)).to(tl.int64)
         slot = n
     else:
         base = tl.zeros((), tl.int64)
         slot = ((page * HEADS + head) * PAGE)[:, None] + tl.arange(0, PAGE)[None, :]
-        slot = slot.reshape(BLOCK).to(tl.int64)
+        slot = tl.max_contiguous(tl.multiple_of(slot.reshape(BLOCK).to(tl.int64), PAGE), PAGE)
     return base, slot
+
+
+@triton.jit
+def turned_places(page, start, head, HEADS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """(int64, [BLOCK]): where the first number of the FP8 values from `start` on lies; the sum of both.
+
+    The next number of a value is PAGE further on.
+    """
+    if BLOCK <= PAGE:
+        base = (page * HEADS + head).to(tl.int64) * (PAGE * 128) + tl.multiple_of(start % PAGE, BLOCK)
+        column = tl.arange(0, BLOCK)
+    else:
+        base = tl.zeros((), tl.int64)
+        column = ((page * HEADS + head).to(tl.int64) * (PAGE * 128))[:, None] + tl.arange(0, PAGE)[None, :]
+        column = tl.max_contiguous(tl.multiple_of(column.reshape(BLOCK), PAGE), PAGE)
+    return base, column
 
 
 @triton.jit
@@ -101,7 +130,7 @@ def attend_keys(
     """(weighted values [ROWS, 128], sum of weights [ROWS]) of the keys up to each row's position, which are under last.
 
     first: the least position.   power: what a row's logits are multiplied by, in log2.   CAREFUL: take values out that
-    are no finite numbers.
+    are no finite numbers; in FP8 no pass is.
     """
     n, d = tl.arange(0, BLOCK), tl.arange(0, 128)
     total = tl.zeros((ROWS, 128), tl.float32)
@@ -112,25 +141,31 @@ def attend_keys(
     for start in tl.range(0, last, BLOCK, num_stages=STAGES):
         is_live = start + n < last
         base, slot = places(page, begin, start, head, HEADS, PAGE, BLOCK, PAGED)
+        if FP8:
+            v_base, column = turned_places(page, start, head, HEADS, PAGE, BLOCK)
         page = pages_at(table, start + BLOCK, last, PAGE, BLOCK, PAGED)
         offsets = slot[:, None] * 128 + d[None, :]
-        k = tl.load(k_ptr + base * 128 + offsets, is_live[:, None], 0.0)
         if FP8:
-            k_scale = tl.load(k_scales_ptr + base + slot, is_live, 0.0)
+            # Slots behind the last token have scales that may be anything, and codes that are numbers: their keys make
+            # logits that are not looked at, their values meet the weight 0.
+            k = tl.load(k_ptr + base * 128 + offsets)
+            v = tl.load(v_ptr + v_base + d[:, None] * PAGE + column[None, :])
+            k_scale = tl.load(k_scales_ptr + base + slot)
+            v_scale = tl.load(v_scales_ptr + base + slot)
+            # A value's scale that is no number makes NaN its token's logit, so what attends to it, and nothing else.
+            is_number = tl.abs(v_scale) < _INFINITY
+            k_scale = tl.where(is_number, k_scale, float("nan"))
+            v_scale = tl.where(is_number, v_scale, 0.0)
             s = tl.dot(q, tl.trans(k.to(tl.float16))) * k_scale[None, :]
+            v = tl.trans(v.to(tl.float16))
         else:
+            k = tl.load(k_ptr + base * 128 + offsets, is_live[:, None], 0.0)
             s = tl.dot(q, tl.trans(k))
-        v = tl.load(v_ptr + base * 128 + offsets, is_live[:, None], 0.0)
-        if FP8:
-            v = v.to(tl.float16)
-            v_scale = tl.load(v_scales_ptr + base + slot, is_live, 0.0)
+            v = tl.load(v_ptr + base * 128 + offsets, is_live[:, None], 0.0)
         if CAREFUL:
             is_finite = tl.abs(v.to(tl.float32)) < _INFINITY
             v = tl.where(is_finite, v, 0.0)
             is_clean = tl.min(is_finite.to(tl.int32), axis=1) > 0
-            if FP8:
-                is_clean &= tl.abs(v_scale) < _INFINITY
-                v_scale = tl.where(is_clean, v_scale, 0.0)
             is_seen = (start + n)[None, :] <= position[:, None]
             norm += tl.sum(tl.where(is_seen & (is_clean == 0)[None, :], float("nan"), 0.0), axis=1)
         size = tl.zeros((ROWS,), tl.float32)
@@ -236,30 +271,31 @@ def extend_kernel(
             PAGED,
             False,
         )
-        is_finite = tl.abs(total) < _INFINITY
-        if tl.min(tl.min(is_finite.to(tl.int32), axis=1), axis=0) == 0:
-            total, norm = attend_keys(
-                q,
-                power,
-                first + query,
-                k_ptr,
-                v_ptr,
-                k_scales_ptr,
-                v_scales_ptr,
-                table,
-                begin,
-                head,
-                first,
-                last,
-                HEADS,
-                ROWS,
-                PAGE,
-                BLOCK,
-                1,
-                FP8,
-                PAGED,
-                True,
-            )
+        if not FP8:
+            is_finite = tl.abs(total) < _INFINITY
+            if tl.min(tl.min(is_finite.to(tl.int32), axis=1), axis=0) == 0:
+                total, norm = attend_keys(
+                    q,
+                    power,
+                    first + query,
+                    k_ptr,
+                    v_ptr,
+                    k_scales_ptr,
+                    v_scales_ptr,
+                    table,
+                    begin,
+                    head,
+                    first,
+                    last,
+                    HEADS,
+                    ROWS,
+                    PAGE,
+                    BLOCK,
+                    1,
+                    FP8,
+                    PAGED,
+                    True,
+                )
         fill = tl.where(is_wrong, float("nan"), 0.0)
         out = tl.where(last == 0, fill, total / norm[:, None])
         tl.store(out_ptr + base + offsets, out.to(tl.bfloat16), is_query[:, None])
@@ -287,7 +323,6 @@ def append_tokens_kernel(
     TOKENS: tl.constexpr,
     PAGE: tl.constexpr,
     FP8: tl.constexpr,
-    CHANNEL: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Up to TOKENS new tokens of a row, all their heads.  ROWS: the power of two from HEADS up."""
@@ -306,5 +341,5 @@ def append_tokens_kernel(
         mask = is_new & (page >= 0) & (page < num_pages)
         place = (page.to(tl.int64) * HEADS + head) * PAGE + position % PAGE
         source = of_token.to(tl.int64) * HEADS + head
-        append_heads(k_ptr, k_pool_ptr, k_scales_ptr, source, place, mask, FP8, PAGE, False)
-        append_heads(v_ptr, v_pool_ptr, v_scales_ptr, source, place, mask, FP8, PAGE, CHANNEL)
+        append_heads(k_ptr, k_pool_ptr, k_scales_ptr, source, place, mask, PAGE, FP8, False)
+        append_heads(v_ptr, v_pool_ptr, v_scales_ptr, source, place, mask, PAGE, FP8, FP8)

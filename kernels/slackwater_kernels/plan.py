@@ -93,7 +93,7 @@ def launch(n: int, k: int, m: int) -> Launch:
     if m <= 32:
         return _loop(Take.GROUP, 128, 32, stages=6)
     if m <= _SPLIT_M:
-        return _loop(Take.GROUP, 64, 64, stages=6 if m <= 64 and tree.leaves <= _MANY_LEAVES else 4)
+        return _loop(Take.GROUP, 64, 64, stages=4 if m > 64 else 6 if tree.leaves <= _MANY_LEAVES else 5)
     return Launch(Take.ALL, 128, 64, 8, 3, tma=True, ahead=0, early=True)
 
 
@@ -141,33 +141,11 @@ class AttentionLaunch:
     warps: int
     stages: int
     chunk: int
-    registers: int | None = None  # no thread may have more; 168 let three CTAs of 4 warps onto a multiprocessor
+    registers: int | None = None  # no thread may have more; of 4 warps 168 let three CTAs onto a multiprocessor
 
 
-# The first is taken; the bench measures the others beside it.  At batch 64 and length 1,024 on an H200, in FP8, in the
-# order of this table: 56.8, 57.4, 61.8 us and more.
+# The first of each is taken; the bench measures the others beside it.
 FP8_ATTENTION = (
-    AttentionLaunch(64, 2, 4, 256),
-    AttentionLaunch(128, 4, 3, 512, registers=168),
-    AttentionLaunch(128, 4, 3, 256, registers=168),
-    AttentionLaunch(128, 4, 3, 256),
-    AttentionLaunch(128, 8, 3, 512),
-    AttentionLaunch(64, 4, 4, 256),
-    AttentionLaunch(64, 4, 3, 256),
-    AttentionLaunch(64, 8, 4, 256),
-    AttentionLaunch(32, 2, 6, 256),
-)
-BF16_ATTENTION = (
-    AttentionLaunch(64, 4, 3, 256, registers=168),
-    AttentionLaunch(64, 4, 3, 512),
-    AttentionLaunch(128, 8, 2, 512),
-    AttentionLaunch(32, 4, 5, 256),
-    AttentionLaunch(32, 2, 4, 256),
-)
-
-
-# Chosen by what is in flight and by instructions, not measured.
-CHANNEL_ATTENTION = (
     AttentionLaunch(64, 4, 3, 1024, registers=96),
     AttentionLaunch(64, 4, 3, 1024),
     AttentionLaunch(64, 4, 2, 1024),
@@ -178,7 +156,14 @@ CHANNEL_ATTENTION = (
     AttentionLaunch(128, 4, 2, 1024),
     AttentionLaunch(128, 8, 3, 1024),
 )
-ATTENTION = {KvForm.BF16: BF16_ATTENTION, KvForm.FP8: FP8_ATTENTION, KvForm.CHANNEL: CHANNEL_ATTENTION}
+BF16_ATTENTION = (
+    AttentionLaunch(64, 4, 3, 256, registers=168),
+    AttentionLaunch(64, 4, 3, 512),
+    AttentionLaunch(128, 8, 2, 512),
+    AttentionLaunch(32, 4, 5, 256),
+    AttentionLaunch(32, 2, 4, 256),
+)
+ATTENTION = {KvForm.BF16: BF16_ATTENTION, KvForm.FP8: FP8_ATTENTION}
 
 
 def attention_launch(form: KvForm) -> AttentionLaunch:
@@ -205,8 +190,8 @@ class ExtendLaunch:
         return self.rows // sharers
 
 
-# The first is taken: by what fits registers and shared memory, measured on no GPU yet.  Prefill takes those of bf16, so
-# that it has the bits of an extension that begins at position 0.
+# The first is taken: by what fits registers and shared memory, not by time.  Prefill takes those of bf16, so that it
+# has the bits of an extension that begins at position 0.
 FP8_EXTEND = (
     ExtendLaunch(128, 64, 8, 3),
     ExtendLaunch(64, 64, 4, 3),

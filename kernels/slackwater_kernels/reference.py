@@ -12,8 +12,6 @@ from torch import Tensor
 
 from slackwater_kernels.attention_layout import (
     HEAD,
-    ChannelKvPool,
-    Fp8KvPool,
     KvPool,
     NewTokens,
     PagedRows,
@@ -225,9 +223,7 @@ def decode_attention(q: Tensor, pool: Pool, rows: PagedRows, scale: float | None
     return out
 
 
-def extend_attention(
-    q: Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows, new: NewTokens, scale: float | None = None
-) -> Tensor:
+def extend_attention(q: Tensor, pool: Pool, rows: PagedRows, new: NewTokens, scale: float | None = None) -> Tensor:
     """softmax(q k * scale) v over the row's tokens up to each new one, fp64 [T, heads, 128]; q: bf16 [T, heads, 128].
 
     Nobody's tokens are zeros; those of a row that `new`, its length or its pages make wrong are NaN.
@@ -295,11 +291,7 @@ def _put(keys: Tensor, values: Tensor, pool: Pool, rows: PagedRows, b: int, posi
         return
     pool.keys[place], pool.key_scales[place] = quantize_kv(keys)
     codes, pool.value_scales[place] = quantize_kv(values)
-    if isinstance(pool, ChannelKvPool):
-        by_channel = pool.values.view(pool.num_pages, pool.num_kv_heads, HEAD, pool.page_size)
-        by_channel[page, :, :, slot] = torch.where(pool.value_scales[place].isnan()[:, None], 0, codes)
-    else:
-        pool.values[place] = codes
+    pool.turned[page, :, :, slot] = torch.where(pool.value_scales[place].isnan()[:, None], 0, codes)
 
 
 def _tokens(pool: Pool, pages: Tensor) -> tuple[Tensor, Tensor]:
@@ -307,9 +299,7 @@ def _tokens(pool: Pool, pages: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(pool, KvPool):
         keys, values = pool.keys[pages].double(), pool.values[pages].double()
     else:
-        codes = pool.values[pages]
-        if isinstance(pool, ChannelKvPool):
-            codes = codes.view(*codes.shape[:2], HEAD, pool.page_size).transpose(2, 3)
+        codes = pool.turned[pages].transpose(2, 3)
         keys = from_e4m3(pool.keys[pages]).double() * pool.key_scales[pages].double()[..., None]
         values = from_e4m3(codes).double() * pool.value_scales[pages].double()[..., None]
     shape = pool.num_kv_heads, -1, HEAD

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from slackwater_kernels.attention_layout import HEAD, ChannelKvPool, Fp8KvPool, KvPool, NewTokens, PagedRows, Pool
+from slackwater_kernels.attention_layout import HEAD, Fp8KvPool, KvPool, NewTokens, PagedRows, Pool
 from slackwater_kernels.core import E4M3_NAN
 from slackwater_kernels.reference import _tokens, quantize_kv
 
@@ -24,11 +24,12 @@ def scattered(
     device: torch.device | str = "cpu",
     max_length: int | None = None,
     seed: int = 0,
-) -> tuple[KvPool | Fp8KvPool, PagedRows]:
+) -> tuple[Pool, PagedRows]:
     """A pool with these rows' tokens in shuffled pages, and the rows.
 
     Each token and head has a size of its own, so that no scale is like another.  A slot that no row has is NaN, and so
-    is its scale.  max_length: the longest row's if None.
+    is its scale; values in FP8 are the largest number there, as their pool has no NaN.  max_length: the longest row's
+    if None.
     """
     generator = torch.Generator(device).manual_seed(seed)
     longest = max(*lengths, 1) if max_length is None else max_length
@@ -37,28 +38,28 @@ def scattered(
     order = torch.randperm(num_pages, generator=generator, device=device).int()
     table = torch.tensor(NO_PAGE, dtype=torch.int32, device=device).repeat(len(lengths), width)[:, :width].contiguous()
     pool = (Fp8KvPool if fp8 else KvPool).zeros(num_pages, num_kv_heads, page_size, device)
-    for part in (pool.keys, pool.values):
-        part.fill_(E4M3_NAN if fp8 else torch.nan)
+    for part in (pool.keys, pool.values) if isinstance(pool, KvPool) else (pool.key_scales, pool.value_scales):
+        part.fill_(torch.nan)
     if isinstance(pool, Fp8KvPool):
-        pool.key_scales.fill_(torch.nan)
-        pool.value_scales.fill_(torch.nan)
+        pool.keys.fill_(E4M3_NAN)
+        pool.values.fill_(E4M3_NAN - 1)
     taken = 0
     for b, length in enumerate(lengths):
         count = -(-length // page_size)
         table[b, :count] = order[taken : taken + count]
         taken += count
         position = torch.arange(length, device=device)
-        place = table[b].long()[position // page_size], slice(None), position % page_size
+        page, slot, every = table[b].long()[position // page_size], position % page_size, slice(None)
         for is_key in (True, False):
             shape = length, num_kv_heads, HEAD
             x = torch.randn(shape, generator=generator, device=device)
             x *= torch.exp(0.5 * torch.randn((*shape[:2], 1), generator=generator, device=device))
-            part = pool.keys if is_key else pool.values
-            if isinstance(pool, Fp8KvPool):
-                scales = pool.key_scales if is_key else pool.value_scales
-                part[place], scales[place] = quantize_kv(x)
+            if isinstance(pool, KvPool):
+                (pool.keys if is_key else pool.values)[page, every, slot] = x.bfloat16()
+            elif is_key:
+                pool.keys[page, every, slot], pool.key_scales[page, every, slot] = quantize_kv(x)
             else:
-                part[place] = x.bfloat16()
+                pool.turned[page, every, every, slot], pool.value_scales[page, every, slot] = quantize_kv(x)
     return pool, PagedRows(table, torch.tensor(lengths, dtype=torch.int32, device=device), longest)
 
 
@@ -91,14 +92,6 @@ def awkward_lengths(rows: int, longest: int) -> list[int]:
     beside = [edge + by for edge in (16, 256, 64, 512, 1024) for by in (-1, 0, 1)]
     some = [longest, 1, 7, *beside[:9], 0, *beside[9:]]
     return [min(some[b], longest) if b < len(some) else 1 + b * 7919 % longest for b in range(rows)]
-
-
-def by_channel(pool: Fp8KvPool) -> ChannelKvPool:
-    """The same tokens with their values turned; what was NaN among them is some number, as in slots of old tokens."""
-    numbers = torch.where((pool.values & E4M3_NAN) == E4M3_NAN, 0x7E, pool.values)
-    values = numbers.transpose(2, 3).reshape(pool.num_pages, pool.num_kv_heads, -1).contiguous()
-    sizes = pool.num_pages, pool.num_kv_heads, pool.page_size
-    return ChannelKvPool(*sizes, pool.keys.clone(), pool.key_scales.clone(), values, pool.value_scales.clone())
 
 
 def lost_of_small_weights(pool: Pool, rows: PagedRows) -> torch.Tensor:

@@ -15,15 +15,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from slackwater_kernels import reference
 from slackwater_kernels.attention import decode_attention, run_decode_attention
 from slackwater_kernels.core import KvForm
-from slackwater_kernels.dispatch import attention_sources, channel_attention_sources, describe_attention
+from slackwater_kernels.dispatch import attention_sources, describe_attention, fp8_attention_sources
 from slackwater_kernels.gemm import Workspace
 from slackwater_kernels.plan import ATTENTION, AttentionLaunch
-from slackwater_kernels.testing import by_channel, scattered
+from slackwater_kernels.testing import scattered
 
 KV_HEADS, HEADS, LENGTH, PAGE, SMALL_PAGE = 8, 32, 1024, 64, 16
 # batch and form of keys and values
-CELLS = (("64", "fp8"), ("64", "channel"), ("64", "bf16"), ("1", "fp8"), ("1", "channel"))
-FORMS = {"fp8": KvForm.FP8, "channel": KvForm.CHANNEL, "bf16": KvForm.BF16}
+CELLS = (("64", "fp8"), ("64", "bf16"), ("1", "fp8"))
 PEER = "torch scaled_dot_product_attention, bf16"
 ERROR = 2.0**-8  # of the whole result against fp64 on the stored keys and values
 
@@ -32,16 +31,15 @@ Timer = Callable[[Callable[[int], Tensor], int], Any]
 
 def cell_attention(batch: int, form: str, graph_us: Timer, timed: Timer, cold_bytes: int) -> list[dict[str, Any]]:
     """µs of each launch, of pages of 16 and of torch."""
-    kv_form, fp8 = FORMS[form], form != "bf16"
-    kernels = channel_attention_sources() if form == "channel" else attention_sources()
+    kv_form, fp8 = KvForm(form), form == "fp8"
+    kernels = fp8_attention_sources() if fp8 else attention_sources()
     size = batch * KV_HEADS * LENGTH * 2 * (128 + 4 if fp8 else 256)
     copies = max(2, -(-cold_bytes // size))
     q, space = torch.randn(batch, HEADS, 128, device="cuda").bfloat16(), Workspace("cuda")
 
     def paged(page_size: int) -> list[Any]:
         more = {"num_kv_heads": KV_HEADS, "page_size": page_size, "fp8": fp8, "device": "cuda"}
-        made = [scattered([LENGTH] * batch, seed=i, **more) for i in range(copies)]
-        return [(by_channel(pool), rows) for pool, rows in made] if form == "channel" else made
+        return [scattered([LENGTH] * batch, seed=i, **more) for i in range(copies)]
 
     pools = paged(PAGE)
     exact = reference.decode_attention(q, *pools[0])
@@ -75,7 +73,8 @@ def cell_attention(batch: int, form: str, graph_us: Timer, timed: Timer, cold_by
 
 
 def text(launch: AttentionLaunch) -> str:
-    return f"block {launch.block}, {launch.warps} warps, {launch.stages} stages, chunk {launch.chunk}"
+    told = f"block {launch.block}, {launch.warps} warps, {launch.stages} stages, chunk {launch.chunk}"
+    return f"{told}, {launch.registers} registers" if launch.registers else told
 
 
 def attention_rows(batch: str, form: str, cell: dict[str, Any], read_tb_per_s: float) -> list[Row]:
@@ -91,9 +90,8 @@ def attention_rows(batch: str, form: str, cell: dict[str, Any], read_tb_per_s: f
     peer = cell["peer"] if isinstance(cell["peer"], float) else None
     told += [] if peer else [f"{PEER} does not run: {cell['peer']}"]
     rows = [Row(f"{what}_us", cell["us"], "µs", PEER if peer else None, peer, "; ".join(told))]
-    if batch == CELLS[0][0] and form != "bf16":
+    if (batch, form) == CELLS[0]:
         share = cell["bytes"] / cell["us"] / 1e6 / read_tb_per_s
         note = f"{cell['bytes'] / 1e6:.1f} MB of keys, values and scales; batch {batch}, length {LENGTH}, FP8"
-        which = "" if form == "fp8" else f"{form}_"
-        rows.append(Row(f"decode_attention_{which}read_ratio", share, "ratio", note=note))
+        rows.append(Row("decode_attention_read_ratio", share, "ratio", note=note))
     return rows

@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from machine_code import Case, build, counted
+from machine_code import CONVERTED_CONSTANT, Case, build, counted
 
 from slackwater_kernels.plan import BF16_EXTEND, FP8_EXTEND, ExtendLaunch, append_tokens_each
 
@@ -20,6 +20,7 @@ COUNTED = {
     "wide_copies": r"\bLDGSTS\.\S*\.128\b",
     "byte_reads": r"\bLDS\.[US]8\b",
     "byte_writes": r"\bSTS\.[US]8\b",
+    "converted_constants": CONVERTED_CONSTANT,
     "spilled": r"\b(?:LDL|STL)\b",
     "waits": r"\bACQBULK\b",
     "lets_next_start": r"\bPREEXIT\b",
@@ -36,7 +37,7 @@ def cases(kernels: Any, *, every: bool) -> dict[str, Case]:
     """By name."""
     made: dict[str, Case] = {}
     for form, launches in (("fp8", FP8_EXTEND), ("bf16", BF16_EXTEND)):
-        for page in (16, 64):
+        for page in (16, 64, 128):
             made[f"extend {form} page {page}"] = extend(kernels, form, page, launches[0])
         for launch in launches[1:] if every else ():
             made[f"extend {form} {launch}"] = extend(kernels, form, 64, launch)
@@ -66,8 +67,8 @@ def append(kernels: Any, form: str) -> Case:
     pool = {"k_pool_ptr": CODES[form][1], "v_pool_ptr": CODES[form][1]}
     signature = {"k_ptr": "*bf16", "v_ptr": "*bf16"} | pool | SCALES | ROWS | SIZES
     constants: dict[str, Any] = {"HEADS": 8, "ROWS": 8, "TOKENS": append_tokens_each(8), "PAGE": 64}
-    constants |= {"FP8": form == "fp8", "CHANNEL": False, "PDL": True}
-    return kernels.append_tokens_kernel, signature, constants, {"num_warps": 4}
+    constants |= {"FP8": form == "fp8", "PDL": True}
+    return kernels.append_tokens_kernel, signature, constants, {"num_warps": 8}
 
 
 if __name__ == "__main__":

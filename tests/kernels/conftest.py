@@ -21,8 +21,8 @@ SOURCES = "slackwater_kernels.triton_source"
 ALL_SOURCES = (
     SOURCES,
     "slackwater_kernels.attention_source",
-    "slackwater_kernels.channel_attention_source",
     "slackwater_kernels.extend_source",
+    "slackwater_kernels.fp8_attention_source",
     "slackwater_kernels.mx_attention_source",
     "slackwater_kernels.mxfp8_source",
     "slackwater_kernels.paged_source",

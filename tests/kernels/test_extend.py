@@ -8,6 +8,7 @@ import torch
 
 from slackwater_kernels import reference
 from slackwater_kernels.attention_layout import Fp8KvPool, NewTokens, PagedRows
+from slackwater_kernels.core import E4M3_NAN
 from slackwater_kernels.extend import run_append_tokens, run_extend_attention, run_prefill_attention
 from slackwater_kernels.plan import ExtendLaunch
 from slackwater_kernels.testing import ragged, scattered, vectors
@@ -83,6 +84,18 @@ def test_attends_as_the_reference_whatever_lies_in_slots_that_no_row_has(
 
     assert got.dtype is torch.bfloat16
     assert near(got, q, pool, rows, new)
+
+
+@pytest.mark.parametrize("scale", [torch.inf, -torch.inf, -3.0, 3e38])
+def test_scales_of_slots_that_no_token_has_may_be_anything(kernels, scale):
+    pool, rows = paged((40, 17))
+    new, tokens = ragged((20, 5))
+    q = heads(tokens)
+    usual = extend(kernels, q, pool, rows, new)
+    for scales in (pool.key_scales, pool.value_scales):
+        scales[scales.isnan()] = scale
+
+    assert torch.equal(extend(kernels, q, pool, rows, new), usual)
 
 
 @FORMS
@@ -173,8 +186,8 @@ def test_a_prompt_in_chunks_has_the_bits_of_the_prompt_at_once(kernels, fp8, chu
     pool, rows = paged((total,), fp8=fp8)
     q, keys, values = heads(total), heads(total, HEADS, seed=1), heads(total, HEADS, seed=2)
     parts, done = [], 0
-    for part in (pool.keys, pool.values):
-        part.fill_(0x7F if fp8 else torch.nan)  # what a chunk's rows do not have yet
+    pool.keys.fill_(E4M3_NAN if fp8 else torch.nan)  # what a chunk's rows do not have yet
+    pool.values.fill_(E4M3_NAN - 1 if fp8 else torch.nan)
 
     for chunk in chunks:
         now = slice(done, done + chunk)
@@ -249,7 +262,7 @@ def test_a_wrong_row_is_nan_and_no_other(kernels, fp8, launch):
     for part in (pool.key_scales, pool.value_scales) if fp8 else (pool.keys, pool.values):
         part.nan_to_num_()  # so no NaN comes out of a slot
     for part in (pool.keys, pool.values) if fp8 else ():
-        part[part == 0x7F] = 0
+        part[part == E4M3_NAN] = 0
     new, tokens = ragged(counts, max_new=8, behind=1)  # the fifth row has more
     q = heads(tokens)
     rows.lengths[1] = 4  # fewer than new ones
@@ -334,7 +347,7 @@ def test_tokens_are_appended_as_the_reference_does_and_nothing_else_is_touched(k
     tensors = {field.name: getattr(pool, field.name) for field in fields(pool)}
     wanted = replace(pool, **{name: t.clone() for name, t in tensors.items() if isinstance(t, torch.Tensor)})
     keys, values = heads(tokens, num_kv_heads, seed=1), heads(tokens, num_kv_heads, seed=2)
-    keys[3, 0, 3], keys[36, 1, 5], values[2] = torch.nan, torch.inf, 0.0
+    keys[3, 0, 3], keys[36, 1, 5], values[2], values[5, 1, 9] = torch.nan, torch.inf, 0.0, torch.nan
     before = pool.keys.clone()
 
     run_append_tokens(kernels, keys, values, pool, rows, new, pdl=False)
@@ -344,6 +357,7 @@ def test_tokens_are_appended_as_the_reference_does_and_nothing_else_is_touched(k
     for name in ("keys", "values", *(("key_scales", "value_scales") if fp8 else ())):
         got, right = getattr(pool, name), getattr(wanted, name)
         assert torch.equal(got.view(torch.uint8), right.view(torch.uint8)), name
+    assert not fp8 or ((pool.values & E4M3_NAN) != E4M3_NAN).all()
 
 
 @FORMS

@@ -24,11 +24,16 @@ def attentions(code):
 
 
 def test_products_run_on_the_tensor_core_of_a_warpgroup_and_no_byte_is_read_or_written_alone(code):
-    assert len(attentions(code)) == 5
+    assert len(attentions(code)) == 7
     for name, counts in attentions(code).items():
         assert counts["warpgroup_products"] >= 2, name
         assert counts["small_products"] == 0, name
         assert counts["byte_reads"] == counts["byte_writes"] == 0, name
+
+
+def test_no_constant_is_converted_to_fp8(code):
+    for name, counts in code.items():
+        assert counts["converted_constants"] == 0, name
 
 
 def test_keys_values_and_scales_are_asked_for_two_steps_ahead(code):
@@ -38,7 +43,7 @@ def test_keys_values_and_scales_are_asked_for_two_steps_ahead(code):
         # The copies of a step stand in front of the loop for each step ahead, and once in it.
         keys_and_values = 2 * launch.block * 128 * (1 if "fp8" in name else 2)
         scales = 2 if "fp8" in name else 0
-        assert counts["wide_copies"] == launch.stages * keys_and_values // (16 * counts["threads"]), name
+        assert counts["wide_copies"] >= launch.stages * keys_and_values // (16 * counts["threads"]), name
         assert counts["async_copies"] >= counts["wide_copies"] + launch.stages * scales, name
         assert counts["shared_bytes"] <= SHARED_BYTES, name
 

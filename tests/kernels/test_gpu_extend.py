@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slackwater_kernels import reference
-from slackwater_kernels.attention_layout import Fp8KvPool, KvPool, NewTokens, PagedRows
+from slackwater_kernels.attention_layout import Fp8KvPool, NewTokens, PagedRows, Pool
 from slackwater_kernels.dispatch import extend_sources
 from slackwater_kernels.extend import (
     append_tokens,
@@ -38,7 +38,7 @@ def paged(lengths, *, page_size=64, fp8=True, **more):
     return scattered(lengths, num_kv_heads=KV_HEADS, page_size=page_size, fp8=fp8, device="cuda", **more)
 
 
-def near(got, q: torch.Tensor, pool: KvPool | Fp8KvPool, rows: PagedRows, new: NewTokens) -> bool:
+def near(got, q: torch.Tensor, pool: Pool, rows: PagedRows, new: NewTokens) -> bool:
     """Whether each element differs from the exact one by no more than its roundings."""
     fp8 = isinstance(pool, Fp8KvPool)
     exact = reference.extend_attention(q, pool, rows, new)
@@ -63,6 +63,7 @@ LENGTHS, COUNTS = (700, 64, 65, 1, 129, 0, 1025, 127, 300), (33, 64, 65, 1, 2, 0
         pytest.param(True, 64, HEADS, id="fp8"),
         pytest.param(False, 16, 24, id="bf16, pages of 16, 3 sharers"),
         pytest.param(True, 16, 128, id="fp8, pages of 16, 16 sharers"),
+        pytest.param(True, 128, HEADS, id="fp8, pages of 128"),
     ],
 )
 def test_attends_as_the_reference_does(fp8, page_size, num_heads):
@@ -149,7 +150,7 @@ def test_appended_tokens_are_as_the_reference_has_them(fp8):
     rows.table[4, 3], rows.lengths[5] = pool.num_pages, 4
     new, tokens = ragged(counts, ahead=1, behind=2, device="cuda")
     keys, values = kv(tokens, 1), kv(tokens, 2)
-    keys[3, 0, 3], keys[36, 1, 5], values[2] = torch.nan, torch.inf, 0.0
+    keys[3, 0, 3], keys[36, 1, 5], values[2], values[5, 3, 9] = torch.nan, torch.inf, 0.0, torch.nan
 
     append_tokens(keys, values, pool, rows, new)
 

@@ -1,4 +1,4 @@
-"""The Triton source of attention over a `ChannelKvPool`: both products on Hopper's FP8 tensor cores.
+"""The Triton source of attention over an `Fp8KvPool`, one query a row: both products on Hopper's FP8 tensor cores.
 
 Owns the code that runs on the GPU and nothing of its launch, which is `attention`'s.  Imported lazily, since Triton is
 not everywhere.  Tests load it a second time under Triton's interpreter.
@@ -20,10 +20,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from slackwater_kernels.paged_source import checked_pages, chunk_of, finish_chunk, finite_top, first_tokens
+from slackwater_kernels.triton_source import prefetch
 
 _LOWEST = tl.constexpr(float("-inf"))
 _INFINITY = tl.constexpr(float("inf"))
 _STEP = tl.constexpr(16.0)  # a part is this much finer than the one before: e4m3 rounds at 2^-4 of a number
+_AHEAD = tl.constexpr(2)  # blocks that the L2 is asked for before the kernel in front has ended
 _WEIGHT_BITS = tl.constexpr(7.0)  # weights are under 2^8, the power of two under E4M3's largest number
 
 
@@ -171,6 +173,26 @@ def attend(
     return tl.trans(together(total, ROWS, PARTS)), top, norm
 
 
+@triton.jit
+def ask_ahead(
+    k_ptr, v_ptr, table, head, first, num_pages, width, HEADS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Ask the L2 for what the first blocks read, while the kernel in front ends.
+
+    The table may be older than this step's; no answer is read, so the worst is a page that nobody wanted.  It is read
+    past the L1, which would keep the old entry.
+    """
+    COUNT: tl.constexpr = _AHEAD * BLOCK // PAGE if BLOCK > PAGE else _AHEAD
+    of = tl.arange(0, COUNT)
+    entries = tl.load(table + first + of, first + of < width, -1, cache_modifier=".cg")
+    for i in tl.static_range(COUNT):
+        page = tl.sum(tl.where(of == i, entries, 0), axis=0)
+        if (page >= 0) & (page < num_pages):
+            place = (page * HEADS + head).to(tl.int64) * (PAGE * 128)
+            prefetch(k_ptr + place, PAGE * 128)
+            prefetch(v_ptr + place, PAGE * 128)
+
+
 @triton.jit(do_not_specialize=["scale", "max_length", "num_pages", "width", "MP"])
 def decode_kernel(
     q_ptr,
@@ -205,6 +227,9 @@ def decode_kernel(
     head, b, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if PDL:
         gdc_launch_dependents()
+        ask_ahead(
+            k_ptr, v_ptr, table_ptr + b * width, head, chunk * (CHUNK // PAGE), num_pages, width, HEADS, PAGE, BLOCK
+        )
         gdc_wait()  # the kernel in front writes the step's token, and the lengths change in a graph
     is_wrong, live, first, last = chunk_of(lengths_ptr, max_length, CHUNK)
     # Asked for beside the length, which decides whether they are wanted.
