@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,9 +95,10 @@ async def ours(kube: Kube, stand_in: StandIn) -> tuple[Taken, list[Object]]:
     ):
         victims = Victims()
         workers.on_change(victims.note)
+        running = workers.counting(is_running)
         began_s = time.monotonic()
         await kube.create(JOBS, job("clean", stand_in.url, GPUS, {stages.MESSAGE: receipt}), manager=MANAGER)
-        fill_s = await full(workers) - began_s
+        fill_s = await full(workers, running) - began_s
         say(f"ours: {GPUS} GPUs filled in {fill_s:.1f} s")
         await asyncio.sleep(FILLED_S)
         seconds: dict[int, list[float]] = {size: [] for size in SIZES}
@@ -119,15 +121,15 @@ async def ours(kube: Kube, stand_in: StandIn) -> tuple[Taken, list[Object]]:
                 say(f"ours: {size} GPUs in {seconds[size][-1]:.3f} s, {len(victims.gone) - before} victims")
                 await kube.delete(SERVICES, name, SERVING)
                 await replicas.until(lambda: replicas.count(lambda _: True) == 0, PATIENCE_S, "no replicas left")
-                await full(workers)
+                await full(workers, running)
         records, _ = await kube.list(RECLAIMS)
         await kube.delete(JOBS, "clean", DATA)
         await workers.until(lambda: workers.count(lambda _: True) == 0, PATIENCE_S, "no workers left")
     return Taken(fill_s, seconds, too_many), records
 
 
-async def full(workers: Pods) -> float:
-    return await workers.until(lambda: workers.count(is_running) >= GPUS, PATIENCE_S, f"{GPUS} workers running")
+async def full(workers: Pods, running: Callable[[], int]) -> float:
+    return await workers.until(lambda: running() >= GPUS, PATIENCE_S, f"{GPUS} workers running")
 
 
 async def peer(kube: Kube) -> Taken:
@@ -138,9 +140,10 @@ async def peer(kube: Kube) -> Taken:
     with pods(kube, "bench/role=low") as (low, _), pods(kube, "bench/role=high") as (high, _):
         victims = Victims()
         low.on_change(victims.note)
+        running = low.counting(is_running)
         began_s = time.monotonic()
         await create(kube, "low", "fill", GPUS)
-        fill_s = await full(low) - began_s
+        fill_s = await full(low, running) - began_s
         say(f"peer: {GPUS} GPUs filled in {fill_s:.1f} s")
         await asyncio.sleep(FILLED_S)
         seconds: dict[int, list[float]] = {size: [] for size in SIZES}
@@ -162,7 +165,7 @@ async def peer(kube: Kube) -> Taken:
                 await each([kube.delete(PODS, f"high-r{number}-{size}-{n}", SERVING, grace_s=0) for n in range(size)])
                 await high.until(lambda: high.count(lambda _: True) == 0, PATIENCE_S, "no pods left")
                 await create(kube, "low", f"again{number}-{size}", taken)
-                await full(low)
+                await full(low, running)
     return Taken(fill_s, seconds, too_many)
 
 

@@ -28,7 +28,7 @@ from slackwater_controlplane.kwok import Kwok
 from slackwater_operator.demo.plan import free_port
 from slackwater_operator.kube.cache import Cache
 from slackwater_operator.kube.client import Kube
-from slackwater_operator.kube.types import PODS, Object, custom
+from slackwater_operator.kube.types import PODS, Object, custom, key_of
 from slackwater_operator.resources import names
 
 ROOT = Path(__file__).parents[2]
@@ -132,6 +132,19 @@ class Pods:
 
     def _note(self, change: str, pod: Object) -> None:
         self._changed.set()
+
+    def counting(self, is_so: Callable[[Object], bool]) -> Callable[[], int]:
+        """How many are so, kept from change to change: to look at thousands each time takes a seventh of two cores."""
+        those = {key_of(pod) for pod in self._cache.values() if is_so(pod)}
+
+        def note(change: str, pod: Object) -> None:
+            if change != "DELETED" and is_so(pod):
+                those.add(key_of(pod))
+            else:
+                those.discard(key_of(pod))
+
+        self.on_change(note)
+        return lambda: len(those)
 
     def count(self, is_so: Callable[[Object], bool]) -> int:
         return sum(is_so(pod) for pod in self._cache.values())
