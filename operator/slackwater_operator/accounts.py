@@ -125,11 +125,8 @@ class Accounts:
         self.seconds["free"] += (left - broken) * took_s
 
     def _follow_workers(self, workloads: Iterable[Workload], took_s: float) -> None:
-        present = set()
-        for worker in workloads:
-            if worker.kind is not Kind.CLEANING or worker.phase is Phase.PENDING:
-                continue
-            present.add(worker.uid)
+        workers = [one for one in workloads if one.kind is Kind.CLEANING and one.phase is not Phase.PENDING]
+        for worker in workers:
             held = self._held.get(worker.uid)
             if held is None:
                 held = self._held[worker.uid] = Held(first_committed_s=worker.committed_s)
@@ -139,7 +136,10 @@ class Accounts:
                 held.running_s += held_s
             if worker.committed_s > held.committed_s:
                 held.committed_s = worker.committed_s
-        for uid in sorted(self._held.keys() - present):  # in one order, for sums that are the same in each run
+        if len(workers) == len(self._held):
+            return  # nobody has gone
+        gone = self._held.keys() - {worker.uid for worker in workers}
+        for uid in sorted(gone):  # in one order, for sums that are the same in each run
             held = self._held.pop(uid)
             self._gone_committed_s += held.counted_s
             self._lost_s += max(0.0, held.running_s - held.counted_s)
@@ -153,6 +153,8 @@ def after(workloads: Iterable[Workload], actions: Iterable[Action]) -> list[Work
     """The workloads with those that the actions evict LEAVING and those that they drain DRAINING."""
     phases = {Verb.EVICT: Phase.LEAVING, Verb.DRAIN: Phase.DRAINING}
     told = {action.uid: phases[action.verb] for action in actions if action.verb in phases}
+    if not told:
+        return list(workloads)
     return [replace(workload, phase=told[workload.uid]) if workload.uid in told else workload for workload in workloads]
 
 

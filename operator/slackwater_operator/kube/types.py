@@ -7,6 +7,7 @@ Owns the list of built-in resources that the operator touches; the names of our 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -116,6 +117,7 @@ def micro_stamp(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+@lru_cache(maxsize=4096)  # pods that are made within one second have the same
 def parse_stamp(text: str) -> float:
     """Seconds since 1970 of an RFC 3339 time.  Raises ValueError for anything else."""
     moment = datetime.fromisoformat(text)

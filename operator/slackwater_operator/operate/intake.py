@@ -1,8 +1,9 @@
 """Intake by kopf, in a thread and an event loop of its own: it hears of our resources first and answers the probes.
 
 Owns the thread.  It writes nothing: no peering, no finalizers, no annotations, no Events; what it hears is handed to
-the operator's own loop, which works by level from its own caches, so a kopf watcher that dies costs nothing but
-earliness.  kopf ends now and then (its API calls have a bound of tries); it is begun again, and the probes with it.
+the caches of the operator's own loop, which works by level from these and has watches of its own, so a kopf watcher
+that dies costs nothing but earliness.  kopf ends now and then (its API calls have a bound of tries); it is begun again,
+and the probes with it.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import Any
 import aiohttp
 import kopf
 
+from slackwater_operator.kube.cache import Cache
 from slackwater_operator.kube.connection import Connection
 from slackwater_operator.resources import names
 
@@ -24,6 +26,27 @@ AGAIN_S = 1.0
 END_S = 10.0
 
 Heard = Callable[[str, str, Mapping[str, Any]], None]  # (kind, event type, object)
+
+
+def hand_over(loop: asyncio.AbstractEventLoop, copies: Iterable[Cache]) -> Heard:
+    """What gives each new or edited object to the copy of its kind, in the loop that runs the copies.
+
+    The copy's change is what a tick is made early for: one before the copy has the object would decide nothing.
+    """
+    by_kind = {copy.resource.kind: copy for copy in copies}
+    seen: dict[str, int] = {}  # uid -> generation; a change of status alone is no news
+
+    def heard(kind: str, change: str, obj: Mapping[str, Any]) -> None:
+        metadata = obj.get("metadata", {})
+        uid, generation = str(metadata.get("uid")), int(metadata.get("generation") or 0)
+        if change == "DELETED":  # the copy's own watch says so
+            seen.pop(uid, None)
+        elif seen.get(uid) != generation:
+            seen[uid] = generation
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(by_kind[kind].remember, dict(obj))
+
+    return heard
 
 
 class Intake:

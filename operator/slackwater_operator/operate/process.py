@@ -5,12 +5,10 @@ of beginning and ending, and which failures end the process.  Decides nothing ab
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from prometheus_client import start_http_server
 
@@ -24,7 +22,7 @@ from slackwater_operator.operate import garbage
 from slackwater_operator.operate.catalog import Catalog
 from slackwater_operator.operate.children import Images
 from slackwater_operator.operate.endpoints import Endpoints
-from slackwater_operator.operate.intake import Intake
+from slackwater_operator.operate.intake import Intake, hand_over
 from slackwater_operator.operate.lead import Leader, Means
 from slackwater_operator.operate.metrics import Books, Metrics
 from slackwater_operator.operate.settings import Settings
@@ -88,7 +86,8 @@ class Operator:
             retry_s=settings.retry_s,
         )
         kube.before_write = elector.fence
-        intake = Intake(self._connection, settings.host, settings.probes_port, self._heard(), self._sick)
+        heard = hand_over(asyncio.get_running_loop(), watches.ours)
+        intake = Intake(self._connection, settings.host, settings.probes_port, heard, self._sick)
         intake.start()
         announce(
             f"{settings.identity} watches {self._connection.server}; metrics on port {self.metrics_port}, "
@@ -158,25 +157,7 @@ class Operator:
                 await asyncio.sleep(error.delay_s)
         return Images(gateway=image, keeper=self._settings.keeper_image)
 
-    # --- intake and probes, which are called in the intake's thread ----------------------------------
-
-    def _heard(self) -> Callable[[str, str, Mapping[str, Any]], None]:
-        loop = asyncio.get_running_loop()
-        seen: dict[str, int] = {}  # uid -> generation; a change of status alone is no news
-
-        def heard(_kind: str, change: str, obj: Mapping[str, Any]) -> None:
-            metadata = obj.get("metadata", {})
-            uid, generation = str(metadata.get("uid")), int(metadata.get("generation") or 0)
-            if change == "DELETED":
-                seen.pop(uid, None)
-            elif seen.get(uid) == generation:
-                return
-            else:
-                seen[uid] = generation
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._poked.set)
-
-        return heard
+    # --- the probe, which is called in the intake's thread --------------------------------------------
 
     def _sick(self) -> str:
         """Why this process should be started again, "" = it should not."""

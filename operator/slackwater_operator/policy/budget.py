@@ -30,6 +30,8 @@ def check_budget(snapshot: Snapshot, plan: Plan) -> None:
 
 
 def _check_uids(snapshot: Snapshot, plan: Plan) -> None:
+    if all(action.verb is Verb.START for action in plan.actions):
+        return
     workloads = {workload.uid: workload for workload in snapshot.workloads}
     named: set[str] = set()
     for action in plan.actions:
@@ -57,6 +59,8 @@ def _check_starts(snapshot: Snapshot, plan: Plan) -> None:
             if action.uid not in shapes or action.count < 1:
                 raise BudgetExceeded(f"start of {action.count} {action.uid}, which nobody asked for")
             starts[shapes[action.uid]] += action.count
+    if not starts:
+        return
     free = _free(snapshot)
     _check_fit(starts, free, 0)
     for size in {gpus for _, gpus in starts}:  # as many as that or larger ones must fit into single nodes

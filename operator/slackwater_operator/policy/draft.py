@@ -55,7 +55,7 @@ class Draft:
         self._by_owner: dict[tuple[Kind, str], list[Workload]] = {}
         for workload in snapshot.workloads:
             self._by_owner.setdefault((workload.kind, workload.owner), []).append(workload)
-        leaving = [w for w in snapshot.workloads if w.phase is Phase.LEAVING]
+        leaving = self.pool.leaving
         hung = [w for w in leaving if w.uid in self.pool.given_up]
         self.evictions_left = max(0, snapshot.limits.max_parallel - (len(leaving) - len(hung)))
         self._unreplaced = self._hung_without_substitute(leaving, hung)

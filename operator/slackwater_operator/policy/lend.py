@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from slackwater_operator.core import CleaningJob, Condition, Kind, Phase, Reason, Verb
-from slackwater_operator.policy.draft import ACTIVE, Draft
+from slackwater_operator.core import CleaningJob, Condition, Kind, Phase, Reason, Verb, Workload
+from slackwater_operator.policy.draft import Draft
 from slackwater_operator.policy.serve import Serving
 
 
@@ -74,10 +74,16 @@ def _appetite(
     draft: Draft, job: CleaningJob, services: Sequence[Serving], known: dict[int, dict[str, int]]
 ) -> Appetite:
     """What a job has and could take; workers that only begin have not claimed their unit yet."""
-    mine = draft.owned(Kind.CLEANING, job.uid)
-    pending = [w for w in mine if w.phase is Phase.PENDING]
-    workers = len(pending) + sum(w.phase in ACTIVE and w.uid not in draft.chosen for w in mine)
-    unclaimed = job.open_units - len(pending) - sum(w.phase is Phase.STARTING for w in mine)
+    pending, starting, workers = list[Workload](), 0, 0
+    for worker in draft.owned(Kind.CLEANING, job.uid):
+        phase = worker.phase
+        starting += phase is Phase.STARTING
+        if phase is Phase.PENDING:
+            pending.append(worker)
+            workers += 1
+        elif (phase is Phase.RUNNING or phase is Phase.STARTING) and worker.uid not in draft.chosen:
+            workers += 1
+    unclaimed = job.open_units - len(pending) - starting
     for worker in pending:  # it goes to a GPU that is free now, or waits for one
         draft.pool.take_free(worker.flavor, worker.gpus)
         known.clear()  # less is free now

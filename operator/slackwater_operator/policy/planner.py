@@ -62,6 +62,8 @@ def _leave_lost_nodes(draft: Draft) -> None:
         for node in draft.snapshot.nodes
         if node.name not in pool.nodes or pool.held[node.name] > node.gpus - node.broken_gpus
     }
+    if not lost:
+        return
     on_node: dict[str, list[Workload]] = {name: [] for name in sorted(lost)}
     for workload in draft.snapshot.workloads:
         if workload.phase is not Phase.PENDING and workload.node in lost:
@@ -88,7 +90,10 @@ def _leave_lost_nodes(draft: Draft) -> None:
 def _keep_limits(draft: Draft) -> None:
     """Evict the cheapest workers of a job that has more than its maximum."""
     for job in sorted(draft.snapshot.jobs, key=lambda job: job.uid):
-        workers = [w for w in draft.owned(Kind.CLEANING, job.uid) if w.phase in ACTIVE and w.uid not in draft.chosen]
+        mine = draft.owned(Kind.CLEANING, job.uid)
+        if len(mine) <= job.max_workers:
+            continue
+        workers = [w for w in mine if w.phase in ACTIVE and w.uid not in draft.chosen]
         excess = len(workers) - job.max_workers
         if excess <= 0:
             continue

@@ -120,6 +120,7 @@ class Part:
     """See the module.
 
     events: (object's name, reason) that were emitted.   writes: (verb, plural, name) that were begun.
+    pokes: how often a plan was wanted early.
     crash_before, crash_after: the number of the write before or after which the operator dies.
     """
 
@@ -129,6 +130,7 @@ class Part:
         self.revisions = Revisions(self)
         self.events: list[tuple[str, str]] = []
         self.writes: list[tuple[str, str, str]] = []
+        self.pokes = 0
         self.crash_before: int | None = None
         self.crash_after: int | None = None
         self.crashed = False
@@ -168,6 +170,7 @@ class Part:
             self.progress,
             self.revisions,
             wall=self._wall,
+            poke=self._poke,
             emit=lambda obj, _type, reason, _message, _action: self.events.append((obj["metadata"]["name"], reason)),
             suffix=self._suffix,
         )
@@ -203,6 +206,9 @@ class Part:
         cache = Cache(self.kube, resource, clock=self._clock, **({"keep": keep} if keep else {}))
         self._tasks.append(asyncio.get_running_loop().create_task(cache.run()))
         return cache
+
+    def _poke(self) -> None:
+        self.pokes += 1
 
     def _suffix(self) -> str:
         self._numbers += 1

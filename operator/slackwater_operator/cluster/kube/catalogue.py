@@ -30,24 +30,28 @@ R = TypeVar("R", bound=Resource)
 class Catalogue:
     """Parsed objects by `Resource.key`, kept up to date by the caches.
 
-    reclaims: those that were seen or changed since the last `take_reclaims`; the others are in `cluster.takes`.
+    uids: Kubernetes' own, of services and jobs.   reclaims: those that were seen or changed since the last
+    `take_reclaims`; the others are in `cluster.takes`.   news: called when a spec that plans are made from came,
+    changed or went.
     """
 
-    def __init__(self, caches: Caches) -> None:
+    def __init__(self, caches: Caches, news: Callable[[], None] = lambda: None) -> None:
+        self._news = news
         self.flavors: dict[str, GPUFlavor] = {}
         self.pools: dict[str, CapacityPool] = {}
         self.services: dict[str, InferenceDeployment] = {}
         self.jobs: dict[str, CleaningJob] = {}
         self.nodes: dict[str, NodeFacts] = {}
+        self.uids: set[str] = set()
         self.layout = Layout()
         self._reclaims: dict[str, Reclaim] = {}
         self._is_stale = True  # the layout
         self._ends: list[Callable[[], None]] = []
         self._follow(caches.flavors, GPUFlavor, self.flavors, shapes=True)
         self._follow(caches.pools, CapacityPool, self.pools, shapes=True)
-        self._follow(caches.services, InferenceDeployment, self.services)
-        self._follow(caches.jobs, CleaningJob, self.jobs)
-        self._follow(caches.reclaims, Reclaim, self._reclaims)
+        self._follow(caches.services, InferenceDeployment, self.services, owns=True)
+        self._follow(caches.jobs, CleaningJob, self.jobs, owns=True)
+        self._follow(caches.reclaims, Reclaim, self._reclaims, plans=False)
         self._listen(caches.nodes, self._hear_node)
 
     def close(self) -> None:
@@ -76,7 +80,18 @@ class Catalogue:
         found = self.flavors.get(flavor)
         return found.spec.resource_name if found else names.DEFAULT_GPU_RESOURCE
 
-    def _follow(self, cache: Cache, kind: type[R], table: dict[str, R], *, shapes: bool = False) -> None:
+    def _follow(
+        self,
+        cache: Cache,
+        kind: type[R],
+        table: dict[str, R],
+        *,
+        shapes: bool = False,
+        owns: bool = False,
+        plans: bool = True,
+    ) -> None:
+        """shapes: the layout depends on its objects.   owns: pods are theirs.   plans: plans are made from them."""
+
         def hear(event: str, obj: Object) -> None:
             metadata = obj["metadata"]
             key = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
@@ -90,10 +105,16 @@ class Catalogue:
                 except PermanentError as error:
                     logger.debug("passing over %s", error)
             new = table.get(key)
+            if owns and old is not None:
+                self.uids.discard(old.metadata.uid)
+            if owns and new is not None:
+                self.uids.add(new.metadata.uid)
             if shapes and (
                 old is None or new is None or old.model_dump(include={"spec"}) != new.model_dump(include={"spec"})
             ):
                 self._is_stale = True
+            if plans and (old is None or new is None or old.metadata.generation != new.metadata.generation):
+                self._news()
 
         self._listen(cache, hear)
 

@@ -68,7 +68,7 @@ class KubeCluster:
             progress=progress,
             revisions=revisions,
             clock=Clock(wall),
-            catalogue=Catalogue(caches),
+            catalogue=Catalogue(caches, poke),
             index=index,
             books=Books(index),
             poke=poke,
@@ -185,7 +185,8 @@ class KubeCluster:
         return state
 
     def _hear_pod(self, event: str, obj: Object) -> None:
-        self._state.index.hear(event, obj)
+        if self._state.index.hear(event, obj):
+            self._state.poke()  # somebody waits for what it held, or it is lent again
 
     def _resume(self) -> None:
         """Take up what another leader began."""

@@ -56,6 +56,8 @@ async def finish(state: State, now_s: float) -> list[SlackwaterError]:
     """End every replica that has drained; returns what went wrong."""
     due = []
     for pod in list(state.index.ours.values()):
+        if pod.draining_s is None and pod.uid not in state.marks:  # nearly all
+            continue
         since_s = state.draining_since(pod)
         if since_s is None or pod.is_over or state.leaving_since(pod) is not None:
             continue

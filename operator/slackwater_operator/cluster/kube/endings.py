@@ -83,7 +83,7 @@ class Endings:
             if self._seen.pop(pod.uid, "") != pod.k8s_uid:
                 self._ended(pod, now_s)
             state.forget(pod)
-        over = [pod for pod in state.index.ours.values() if pod.is_over]
+        over = list(state.index.over.values())
         for pod in over:
             if self._seen.get(pod.uid) != pod.k8s_uid:
                 self._seen[pod.uid] = pod.k8s_uid
@@ -137,7 +137,6 @@ class Endings:
         self._learn(pod, now_s, was_asked=was_asked)
         if victim is not None:
             self._freed(state.victims[pod.uid], victim, pod, now_s)
-        state.poke()
 
     def _committed(self, pod: Pod) -> float:
         """A worker that left cleanly has committed all that it did."""

@@ -19,14 +19,18 @@ OURS = (names.POD_INFERENCE, names.POD_CLEANING)
 class Index:
     """Pods by uid (`<namespace>/<name>`).
 
-    changed_nodes: nodes whose pods changed since the last `take_changes`.   gone: the last state of pods of ours that
-    are gone, oldest first, until somebody takes them.
+    ours, foreign: of services and jobs, and all others.   over: those of ours that ended and whose objects are there.
+    foreign_waiting: want GPUs, have no node.   changed_ours: uids of our pods that came, changed or went, until the
+    observer clears it.   gone: the last state of pods of ours that are gone, oldest first, until somebody takes them.
     """
 
     def __init__(self, objects: Iterable[Object] = ()) -> None:
         self.pods: dict[str, Pod] = {}
         self.ours: dict[str, Pod] = {}
-        self.foreign_waiting: dict[str, Pod] = {}  # want GPUs, have no node
+        self.over: dict[str, Pod] = {}
+        self.foreign: dict[str, Pod] = {}
+        self.foreign_waiting: dict[str, Pod] = {}
+        self.changed_ours: set[str] = set()
         self.gone: list[Pod] = []
         self._by_node: dict[str, dict[str, Pod]] = {}
         self._by_owner: dict[tuple[str, str], dict[str, Pod]] = {}
@@ -34,8 +38,8 @@ class Index:
         for obj in objects:
             self.hear("ADDED", obj)
 
-    def hear(self, event: str, obj: Object) -> None:
-        """Take in a change of the cache."""
+    def hear(self, event: str, obj: Object) -> bool:
+        """Take in a change of the cache; whether a pod of ours has ended by it."""
         metadata = obj.get("metadata", {})
         uid = names.object_uid(metadata.get("namespace", ""), metadata.get("name", ""))
         old = self.pods.get(uid)
@@ -43,17 +47,18 @@ class Index:
             if old is not None:
                 self._remove(old)
                 self._say_gone(read_pod(obj) if "spec" in obj else old)
-            return
+            return old is not None and old.kind in OURS and not old.is_over
         if "spec" not in obj:  # slimmed to its name: not ours, no GPU
-            return
+            return False
         new = read_pod(obj)
         if new.kind not in OURS and not new.devices:
-            return
+            return False
         if old is not None:
             if old.k8s_uid != new.k8s_uid:
                 self._say_gone(old)
             self._remove(old)
         self._add(new)
+        return new.uid in self.over and (old is None or not old.is_over)
 
     def on_node(self, node: str) -> Iterable[Pod]:
         """Pods bound to a node, and those of ours that wait for it or foreign ones that were promised it."""
@@ -81,16 +86,24 @@ class Index:
         self.pods[pod.uid] = pod
         if pod.kind in OURS:
             self.ours[pod.uid] = pod
+            self.changed_ours.add(pod.uid)
             self._by_owner.setdefault((pod.kind, pod.owner), {})[pod.uid] = pod
-        elif not pod.node and not pod.is_over:
-            self.foreign_waiting[pod.uid] = pod
+            if pod.is_over:
+                self.over[pod.uid] = pod
+        else:
+            self.foreign[pod.uid] = pod
+            if not pod.node and not pod.is_over:
+                self.foreign_waiting[pod.uid] = pod
         if pod.place:
             self._by_node.setdefault(pod.place, {})[pod.uid] = pod
             self._changed_nodes.add(pod.place)
 
     def _remove(self, pod: Pod) -> None:
         del self.pods[pod.uid]
-        self.ours.pop(pod.uid, None)
+        if self.ours.pop(pod.uid, None) is not None:
+            self.changed_ours.add(pod.uid)
+        self.over.pop(pod.uid, None)
+        self.foreign.pop(pod.uid, None)
         self.foreign_waiting.pop(pod.uid, None)
         _drop(self._by_owner, (pod.kind, pod.owner), pod.uid)
         if pod.place:

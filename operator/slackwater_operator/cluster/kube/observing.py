@@ -40,14 +40,15 @@ class Observer:
     """Makes the parts of an `Observation`; remembers values of the observation before."""
 
     state: State
-    _entries: dict[str, Entry] = field(default_factory=dict)
+    _entries: dict[str, Entry] = field(default_factory=dict)  # by Pod.uid and in its order, none of a pod that is over
     _flavors: dict[str, tuple[cleaning.CleaningJob, tuple[str, ...]]] = field(default_factory=dict)  # by job
     _variants: dict[str, tuple[InferenceDeployment, tuple[str, ...]]] = field(default_factory=dict)  # by service
     _nodes: dict[str, tuple[tuple[object, ...], Node]] = field(default_factory=dict)
 
     def forget(self) -> None:
         """The wall clock was set: moments that were converted before are wrong."""
-        self._entries.clear()
+        for entry in self._entries.values():
+            self._entries[entry.pod.uid] = self._entry(entry.pod)
 
     # --- nodes ------------------------------------------------------------------------------------
 
@@ -100,25 +101,32 @@ class Observer:
 
     def workloads(self, now_s: float) -> tuple[Workload, ...]:
         """Our replicas and workers, and the training pods of others."""
-        found = []
-        kept: dict[str, Entry] = {}
+        self._take_in()
         serving = {uid: self.state.revisions.serving(uid) for uid in self.state.catalogue.services}
-        for pod in self.state.index.ours.values():
-            if pod.is_over:
-                continue
-            entry = self._entries.get(pod.uid)
-            if entry is None or entry.pod is not pod:
-                entry = self._entry(pod)
-            kept[pod.uid] = entry
-            revision = serving.get(pod.owner)
+        found = []
+        for entry in self._entries.values():
+            revision = None if entry.is_cleaning else serving.get(entry.pod.owner)
             workload = self._workload(entry, None if revision is None else revision.name)
             if workload is not None:
                 found.append(workload)
-        self._entries = kept
-        found += [begun.workload for uid, begun in self.state.begun.items() if uid not in self.state.index.ours]
-        found += self._training(now_s)
-        found.sort(key=_uid)
-        return tuple(found)
+        ours = self.state.index.ours
+        more = [begun.workload for uid, begun in self.state.begun.items() if uid not in ours] + self._training(now_s)
+        return tuple(sorted(found + more, key=_uid) if more else found)
+
+    def _take_in(self) -> None:
+        """Entries of the pods that changed."""
+        entries, index = self._entries, self.state.index
+        is_new = False
+        for uid in index.changed_ours:
+            pod = index.ours.get(uid)
+            if pod is None or pod.is_over:
+                entries.pop(uid, None)
+            else:
+                is_new |= uid not in entries
+                entries[uid] = self._entry(pod)
+        index.changed_ours.clear()
+        if is_new:
+            self._entries = dict(sorted(entries.items()))
 
     def _entry(self, pod: Pod) -> Entry:
         state = self.state
@@ -195,10 +203,10 @@ class Observer:
     def _training(self, now_s: float) -> list[Workload]:
         """Training pods on our nodes, and those that wait and could start on one."""
         found = []
-        for page in self.state.books.pages.values():
-            for pod in self.state.index.on_node(page.seat.node):
-                if _is_training(pod) and (gpus := pod.gpus(page.seat.resource)):
-                    found.append(self._trainer(pod, page, gpus))
+        for pod in self.state.index.foreign.values():
+            page = self.state.books.pages.get(pod.place)
+            if page is not None and _is_training(pod) and (gpus := pod.gpus(page.seat.resource)):
+                found.append(self._trainer(pod, page, gpus))
         for pod in self.state.index.foreign_waiting.values():
             if _is_training(pod) and not pod.nominated and pod.deleting_s is None and not pod.is_gated:
                 place = self._could_start(pod, now_s)
@@ -275,7 +283,7 @@ class Observer:
     ) -> CleaningJob:
         spec, owner = job.spec, self.state.owner(names.POD_CLEANING, uid)
         progress = self.state.progress.job(uid)
-        workers = [pod for pod in self.state.pods_of(names.POD_CLEANING, uid) if not pod.is_over]
+        workers = [pod for pod in self.state.pods_of(names.POD_CLEANING, uid) if pod.uid not in self.state.index.over]
         shards = None if progress is None else progress.shards_open
         if shards == 0 and not owner.is_done:
             owner.is_done = True

@@ -6,6 +6,7 @@ Owns the reading of a pod's JSON, pure.  Owns no clock: times are wall seconds, 
 import json
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 from slackwater_operator.cluster.kube.fits import Wishes, read_wishes
 from slackwater_operator.cluster.kube.keep import is_device
@@ -231,6 +232,11 @@ def _time(text: str | None) -> float | None:
     if not text:
         return None
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return _wall_s(text)
     except (ValueError, TypeError):
         return None
+
+
+@lru_cache(maxsize=4096)  # thousands of pods are made, and begin, within the same seconds
+def _wall_s(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

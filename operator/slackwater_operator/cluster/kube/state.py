@@ -112,14 +112,17 @@ class State:
 
     def is_former(self, pod: Pod) -> bool:
         """Its service or job was deleted, and made again under the same name: it is none of that one's."""
-        obj = self._object(pod.kind, pod.owner) if pod.owner_uid else None
-        return obj is not None and obj.metadata.uid != pod.owner_uid
+        if not pod.owner_uid or pod.owner_uid in self.catalogue.uids:  # nearly all; asked of each pod in each tick
+            return False
+        return self._object(pod.kind, pod.owner) is not None
 
     def pods_of(self, kind: str, uid: str) -> list[Pod]:
         """Pods of one service or job, none of a former one of its name."""
-        obj = self._object(kind, uid)
-        there = self.index.of(kind, uid)
-        return [pod for pod in there if obj is None or pod.owner_uid in ("", obj.metadata.uid)]
+        obj, there = self._object(kind, uid), self.index.of(kind, uid)
+        if obj is None:
+            return list(there)
+        its = obj.metadata.uid
+        return [pod for pod in there if pod.owner_uid == its or not pod.owner_uid]
 
     def forget_owners(self) -> None:
         """Nothing is kept of a service or job that is gone."""
@@ -160,14 +163,14 @@ class State:
 
     def leaving_since(self, pod: Pod) -> float | None:
         """Since when a pod is on its way out: its end was decided, sent or seen."""
-        sent = self.sent.get(pod.uid)
-        if sent is not None and sent.k8s_uid == pod.k8s_uid:
-            return sent.at_s
+        uid = pod.uid
+        if uid in self.sent and self.sent[uid].k8s_uid == pod.k8s_uid:
+            return self.sent[uid].at_s
         if pod.deleting_s is not None:
             return self.clock.moment(pod.deleting_s - pod.grace_s)
-        if pod.uid in self.victims and self.victim(pod) is not None:
-            return self.victims[pod.uid].decided_s
-        if self.is_former(pod):  # Kubernetes deletes it, sooner or later
+        if uid in self.victims and self.victim(pod) is not None:
+            return self.victims[uid].decided_s
+        if pod.owner_uid not in self.catalogue.uids and self.is_former(pod):  # Kubernetes deletes it, sooner or later
             obj = self._object(pod.kind, pod.owner)
             made = obj.metadata.creation_timestamp if obj is not None else None
             return self.clock.moment(made.timestamp() if made is not None else pod.created_s)

@@ -41,12 +41,27 @@ class Obstacle:
     is_sure: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Hanging:
+    """A pod that is not ready, read once for each of its changes: while a fleet fills there are thousands.
+
+    words: why it will not start, as its status says; "" = nothing.
+    """
+
+    uid: str
+    key: Key
+    revision: str
+    made_s: float
+    is_being_made: bool
+    words: str
+
+
 @dataclass(slots=True)
 class _Waiting:
     """Our pods that are not ready, and what kubelets refused.  Heard by the cache, so it holds nothing else."""
 
     wall: Callable[[], float]
-    pods: dict[tuple[str, Key], dict[Key, Object]] = field(default_factory=dict)  # by kind and owner
+    pods: dict[tuple[str, Key], dict[Key, _Hanging]] = field(default_factory=dict)  # by kind and owner
     refused: dict[tuple[str, Key], tuple[float, str]] = field(default_factory=dict)
 
     def hear(self, change: str, obj: Object) -> None:
@@ -62,7 +77,7 @@ class _Waiting:
             self.refused[where] = (self.wall(), f"node {node} did not take {key[1]}: {said}")
         is_waiting = phase in ("Pending", "Running") and not _is_ready(status)
         if change != "DELETED" and is_waiting and "deletionTimestamp" not in obj["metadata"]:
-            self.pods.setdefault(where, {})[key] = obj
+            self.pods.setdefault(where, {})[key] = _read(obj)
         elif (there := self.pods.get(where)) is not None and there.pop(key, None) is not None and not there:
             del self.pods[where]
 
@@ -84,16 +99,17 @@ class Obstacles:
     async def look(self) -> None:
         """Ask for the Events of a few pods that hang without a word; raises nothing."""
         now_s = self._wall()
-        present = {uid_of(pod) for there in self._waiting.pods.values() for pod in there.values()}
-        self._said = {uid: said for uid, said in self._said.items() if uid in present}
-        self._asked_s = {uid: at_s for uid, at_s in self._asked_s.items() if uid in present}
+        if self._asked_s:
+            present = {pod.uid for there in self._waiting.pods.values() for pod in there.values()}
+            self._said = {uid: said for uid, said in self._said.items() if uid in present}
+            self._asked_s = {uid: at_s for uid, at_s in self._asked_s.items() if uid in present}
         self._waiting.refused = {
             where: said for where, said in self._waiting.refused.items() if now_s - said[0] < REFUSED_S
         }
         due = [
             pod for there in self._waiting.pods.values() if (pod := self._unclear(there.values(), now_s)) is not None
         ]
-        due.sort(key=lambda pod: self._asked_s.get(uid_of(pod), 0.0))
+        due.sort(key=lambda pod: self._asked_s.get(pod.uid, 0.0))
         await asyncio.gather(*(self._ask(pod, now_s) for pod in due[:ASK_AT_ONCE]))
 
     def of(self, kind: str, owner: Key, revision: str = "") -> Obstacle | None:
@@ -102,12 +118,12 @@ class Obstacles:
         revision: only those of that one.
         """
         found = []
+        now_s = self._wall()
         for pod in self._waiting.pods.get((kind, owner), {}).values():
-            annotations = pod["metadata"].get("annotations") or {}
-            if not revision or annotations.get(names.ANNOTATION_REVISION) == revision:
-                words, is_sure = self._words(pod)
+            if not revision or pod.revision == revision:
+                words, is_sure = self._words(pod, now_s)
                 if words:
-                    found.append((not is_sure, *_age(pod), words))
+                    found.append((not is_sure, pod.made_s, pod.key[1], words))
         if not found:
             return None
         is_unsure, _, name, words = min(found)
@@ -118,38 +134,29 @@ class Obstacles:
         """What a kubelet said of a pod that it did not take, lately; "" = nothing."""
         return self._waiting.refused.get((kind, owner), (0.0, ""))[1]
 
-    def _words(self, pod: Object) -> tuple[str, bool]:
+    def _words(self, pod: _Hanging, now_s: float) -> tuple[str, bool]:
         """(why it does not start, whether that is sure); "" = it goes on as it should."""
-        status, name = pod.get("status") or {}, pod["metadata"]["name"]
-        if (pod.get("spec") or {}).get("schedulingGates"):
-            return "", False  # it waits for a GPU that is on its way
-        for container in status.get("containerStatuses") or ():
-            waiting = (container.get("state") or {}).get("waiting") or {}
-            if waiting.get("reason", "") not in MAKING:
-                return _short(f"{waiting['reason']}: {waiting.get('message', '')}"), True
-        for condition in status.get("conditions") or ():
-            if (condition.get("type"), condition.get("reason")) == ("PodScheduled", "Unschedulable"):
-                return _short(str(condition.get("message") or "no node takes it")), True
-        if not _is_being_made(pod):
+        if pod.words:
+            return pod.words, True
+        if not pod.is_being_made:
             return "", False
-        if (said := self._said.get(uid_of(pod))) is not None:
+        if (said := self._said.get(pod.uid)) is not None:
             return said
-        if self._wall() - _age(pod)[0] < LONG_S:
+        if now_s - pod.made_s < LONG_S:
             return "", False
-        where = f"kubectl -n {pod['metadata'].get('namespace', '')} describe pod {name}"
+        where = f"kubectl -n {pod.key[0]} describe pod {pod.key[1]}"
         return f"its containers are not made after a minute; {where} says what it waits for", False
 
-    def _unclear(self, pods: Iterable[Object], now_s: float) -> Object | None:
+    def _unclear(self, pods: Iterable[_Hanging], now_s: float) -> _Hanging | None:
         """The oldest pod of an owner that hangs for a reason that only its Events can tell."""
-        hanging = [pod for pod in pods if now_s - _age(pod)[0] >= SLOW_S and _is_being_made(pod)]
-        pod = min(hanging, key=_age, default=None)
-        if pod is None or now_s - self._asked_s.get(uid_of(pod), 0.0) < ASK_EVERY_S:
+        hanging = [pod for pod in pods if pod.is_being_made and now_s - pod.made_s >= SLOW_S]
+        pod = min(hanging, key=lambda pod: (pod.made_s, pod.key[1]), default=None)
+        if pod is None or now_s - self._asked_s.get(pod.uid, 0.0) < ASK_EVERY_S:
             return None
-        namespace = pod["metadata"].get("namespace", "")
-        return None if now_s - self._denied_s.get(namespace, 0.0) < DENIED_S else pod
+        return None if now_s - self._denied_s.get(pod.key[0], 0.0) < DENIED_S else pod
 
-    async def _ask(self, pod: Object, now_s: float) -> None:
-        namespace, uid = pod["metadata"].get("namespace", ""), uid_of(pod)
+    async def _ask(self, pod: _Hanging, now_s: float) -> None:
+        namespace, uid = pod.key[0], pod.uid
         self._asked_s[uid] = now_s
         try:
             async with asyncio.timeout(ASK_FOR_S):
@@ -167,6 +174,33 @@ class Obstacles:
             self._said.pop(uid, None)
 
 
+def _read(pod: Object) -> _Hanging:
+    metadata, created = pod["metadata"], pod["metadata"].get("creationTimestamp")
+    # One that is gated waits for a GPU that is on its way.
+    is_gated = bool((pod.get("spec") or {}).get("schedulingGates"))
+    words = "" if is_gated else _said(pod.get("status") or {})
+    return _Hanging(
+        uid=uid_of(pod),
+        key=key_of(pod),
+        revision=(metadata.get("annotations") or {}).get(names.ANNOTATION_REVISION, ""),
+        made_s=parse_stamp(created) if created else 0.0,
+        is_being_made=not is_gated and _is_being_made(pod),
+        words=words,
+    )
+
+
+def _said(status: Object) -> str:
+    """What a container or the scheduler says that waiting alone does not mend."""
+    for container in status.get("containerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason", "") not in MAKING:
+            return _short(f"{waiting['reason']}: {waiting.get('message', '')}")
+    for condition in status.get("conditions") or ():
+        if (condition.get("type"), condition.get("reason")) == ("PodScheduled", "Unschedulable"):
+            return _short(str(condition.get("message") or "no node takes it"))
+    return ""
+
+
 def _is_ready(status: Object) -> bool:
     conditions = status.get("conditions") or ()
     return any((one.get("type"), one.get("status")) == ("Ready", "True") for one in conditions)
@@ -178,11 +212,6 @@ def _is_being_made(pod: Object) -> bool:
     states = [one.get("state") or {} for one in status.get("containerStatuses") or ()]
     has_node = bool((pod.get("spec") or {}).get("nodeName"))
     return has_node and all((state.get("waiting") or {}).get("reason") in MAKING for state in states)
-
-
-def _age(pod: Object) -> tuple[float, str]:
-    created = pod["metadata"].get("creationTimestamp")
-    return (parse_stamp(created) if created else 0.0), pod["metadata"]["name"]
 
 
 def _moment(event: Object) -> str:
