@@ -49,7 +49,15 @@ def wait(is_done: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 def sleeping(lab: Lab) -> list[int]:
     """Process ids of the jobs that are a `sleep`."""
-    return [pid for pid in lab.pids() if os.readlink(f"/proc/{pid}/exe").endswith("/sleep")]
+    return [pid for pid in lab.pids() if program(pid).endswith("/sleep")]
+
+
+def program(pid: int) -> str:
+    """The file that a process runs; empty for one that has ended since it was listed."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def text(settings: LabSettings, version: SlurmVersion) -> str:
