@@ -28,6 +28,28 @@ async def test_a_job_is_complete_when_its_ledger_has_no_open_shard() -> None:
         assert seen.jobs[0].open_units == 0
 
 
+async def test_while_the_keeper_is_silent_workers_that_find_nothing_to_do_look_again_more_and_more_rarely() -> None:
+    async with World() as world:
+        world.pool()
+        world.nodes(1)
+        job = world.job()
+        workers = await world.fill(job, 2)
+        world.progress.jobs[job] = JobProgress(seen_s=1000.0, shards_open=2)  # and nothing since
+        rests = []
+        for worked_s in (0.0, 0.0, 0.0, 31.0):
+            world.clock.now_s += worked_s
+            for worker in workers:
+                world.finish(worker, 0)
+            await world.tend()
+            ended_s = world.clock.now_s
+            while (await world.observe()).jobs[0].open_units == 0:
+                world.clock.now_s += 0.5
+            rests.append(world.clock.now_s - ended_s)
+            workers = await world.fill(job, 2)
+
+        assert rests == [1.0, 2.0, 4.0, 1.0]
+
+
 async def test_what_a_worker_has_made_durable_is_seen_and_settled_when_it_leaves() -> None:
     async with World() as world:
         world.pool()

@@ -281,6 +281,17 @@ def test_back_off_doubles_to_a_minute_and_an_edit_clears_it() -> None:
     assert (was_able, owner.may_start(100.0), owner.failures) == (False, True, 0)
 
 
+def test_workers_that_find_nothing_to_do_are_no_failure_and_those_that_end_together_count_once() -> None:
+    owner = Owner()
+    for ended_s in (100.0, 100.2, 103.0):
+        owner.found_nothing(ended_s)
+
+    assert (owner.failures, owner.rests, owner.not_before_s) == (0, 2, 105.0)
+    assert owner.why_not(104.0) == (
+        "its workers found nothing left to do and its keeper has not said so yet; it waits for 1 s more"
+    )
+
+
 def test_a_wall_clock_that_was_set_is_noticed_and_jitter_is_not() -> None:
     wall_s = [1000.0]
     clock = Clock(lambda: wall_s[0])

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from slackwater_operator.cluster.kube.endings import VERIFY_FOR_S
 from slackwater_operator.cluster.kube.ports import WorkerProgress
 from slackwater_operator.core import Reason
 from slackwater_operator.kube.types import NODES, PODS
@@ -94,7 +95,7 @@ async def test_a_status_that_arrives_after_another_leader_has_written_the_end_ch
         pytest.param(137, RECEIPT, True, "Timeout", True, 2.0, id="killed"),
         pytest.param(137, "", False, "Timeout", True, 2.0, id="killed with nothing durable"),
         pytest.param(1, RECEIPT, True, "Checkpointed", True, 2.0, id="failed on its way out"),
-        pytest.param(75, RECEIPT, None, "Unverified", None, 2.0, id="no keeper for 30 s"),
+        pytest.param(75, RECEIPT, None, "Unverified", None, 2.0, id="no keeper for so long"),
     ],
 )
 async def test_only_a_receipt_that_the_keeper_does_not_find_is_lost_work(
@@ -108,7 +109,7 @@ async def test_only_a_receipt_that_the_keeper_does_not_find_is_lost_work(
         world.finish(workers[0], code, message)
 
         await world.tend()
-        await world.tend(31.0)
+        await world.tend(VERIFY_FOR_S + 1.0)
 
         [victim] = parse(Reclaim, world.reclaims()[0]).status.victims
         job = world.cluster.jobs()[0]
@@ -155,7 +156,7 @@ async def test_a_take_back_says_of_which_workers_it_speaks_and_what_was_lost(
         world.finish(workers[0], code, message)
 
         await world.tend()
-        await world.tend(31.0)
+        await world.tend(VERIFY_FOR_S + 1.0)
 
         found = parse(Reclaim, world.reclaims()[0]).status.condition("Lossless")
         assert found is not None

@@ -208,6 +208,20 @@ async def test_gateways_run_in_the_image_that_is_named_and_as_their_services_pod
         assert gateway["securityContext"]["readOnlyRootFilesystem"] is True
 
 
+async def test_gateways_and_keepers_leave_a_lost_node_in_seconds() -> None:
+    async with a_rig() as rig:
+        rig.put(a_service())
+        rig.put(a_job())
+
+        await rig.reconcile()
+
+        for name in ("tts-gateway", "podcasts-keeper"):
+            pod = rig.fake.get(DEPLOYMENTS, name, "default")["spec"]["template"]["spec"]
+            stays_s = {one["key"]: one["tolerationSeconds"] for one in pod["tolerations"]}
+            assert stays_s == {"node.kubernetes.io/not-ready": 10, "node.kubernetes.io/unreachable": 10}
+            assert {(one["operator"], one["effect"]) for one in pod["tolerations"]} == {("Exists", "NoExecute")}
+
+
 def pod(name: str, kind: str, owner: str, ip: str = "10.0.0.1", **metadata: Any) -> Object:
     return {
         "metadata": {"name": name, "namespace": "default", "labels": labels(kind, owner), **metadata},

@@ -18,6 +18,7 @@ from slackwater_operator.resources.template import PodTemplate
 SETTLE_S = 10  # before a gateway is told to go: routes still point at it for so long
 API_PORT = 8080
 GATE_RETRIES = 2  # a node may fail under it; a gate that says no three times means it
+LOST_NODE_S = 10  # before a pod on a node that Kubernetes calls lost is made elsewhere; by itself it waits for 300 s
 MAX_UNIT = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 
 _SAFE = {
@@ -26,6 +27,7 @@ _SAFE = {
     "readOnlyRootFilesystem": True,
 }
 _SAFE_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def labels(kind: str, owner: str) -> dict[str, str]:
@@ -223,5 +225,8 @@ def _shared(spec: Object) -> dict[str, Any]:
     return {
         **kept,
         "automountServiceAccountToken": False,
+        "tolerations": [
+            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_S} for key in _LOST
+        ],
         "securityContext": {**_SAFE_POD, **(spec.get("securityContext") or {})},
     }

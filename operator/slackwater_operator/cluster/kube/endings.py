@@ -20,7 +20,7 @@ from slackwater_operator.resources.cleaning import CleaningJob
 
 logger = logging.getLogger(__name__)
 
-VERIFY_FOR_S = 30.0  # a keeper that does not answer for so long is given up on
+VERIFY_FOR_S = 120.0  # a keeper that does not answer for so long is given up on; one of a lost node is back by then
 VERIFY_EVERY_S = 1.0
 Task = asyncio.Task[bool | None]
 CLEAN = (0, CHECKPOINTED)  # exit codes of a worker that left with all its work durable
@@ -168,11 +168,13 @@ class Endings:
             if ended.code in (*CLEAN, TERMINATED):
                 owner.succeeded()
         elif is_worker and ended.code == 0:
-            owner.succeeded()
+            if _was_steady(ended):
+                owner.rests = 0
+            owner.found_nothing(now_s)
             job = self.state.catalogue.jobs.get(pod.owner)
             owner.is_done = owner.is_done or job is None or not _has_keeper(job)
         else:
-            if ended.started_s and ended.finished_s and ended.finished_s - ended.started_s > STEADY_S:
+            if _was_steady(ended):
                 owner.failures = 0
             words = f"{pod.name} ended with {ended.code}: {_told(ended)}".rstrip(": ")
             delay_s = owner.failed(now_s, words)
@@ -239,6 +241,10 @@ def _hold(owner: Owner, job: CleaningJob | None) -> None:
         return
     owner.is_stopped = job.spec.restart_policy == "Stop"
     owner.broken = owner.broken or (STOPPED if owner.is_stopped else HELD)
+
+
+def _was_steady(ended: Ended) -> bool:
+    return bool(ended.started_s and ended.finished_s and ended.finished_s - ended.started_s > STEADY_S)
 
 
 def _has_keeper(job: CleaningJob) -> bool:

@@ -24,6 +24,7 @@ class Owner:
     k8s_uid: str = ""
     generation: int = 0
     failures: int = 0  # in a row
+    rests: int = 0  # in a row: its workers found nothing left to do, and no keeper has said so
     not_before_s: float = 0.0
     broken: str = ""
     is_done: bool = False
@@ -41,7 +42,7 @@ class Owner:
         """Forget what an older spec did wrong."""
         if generation != self.generation:
             self.generation = generation
-            self.failures, self.not_before_s, self.broken, self.refusal = 0, 0.0, "", ""
+            self.failures, self.rests, self.not_before_s, self.broken, self.refusal = 0, 0, 0.0, "", ""
             self.refused = ""
             self.is_done = self.is_stopped = False
             self.avoided.clear()
@@ -56,16 +57,29 @@ class Owner:
             return f"it is not started again before it is edited: {self.broken}"
         if self.is_done:
             return "it is done"
+        left = f"for {max(0.0, self.not_before_s - now_s):.0f} s more"
+        if self.rests and not self.failures:
+            return f"its workers found nothing left to do and its keeper has not said so yet; it waits {left}"
         said = f": {self.refusal}" if self.refusal else ""
-        return f"it is backing off after a failure for {max(0.0, self.not_before_s - now_s):.0f} s more{said}"
+        return f"it is backing off after a failure {left}{said}"
 
     def failed(self, now_s: float, words: str) -> float:
         """Book a failure; returns the back-off in seconds: 1, 2, 4 … 60."""
         self.failures += 1
-        delay_s = min(MOST_DELAY_S, 2.0 ** min(self.failures - 1, 10))
+        delay_s = _delay_s(self.failures)
         self.not_before_s = now_s + delay_s
         self.refusal = words
         return delay_s
+
+    def found_nothing(self, now_s: float) -> None:
+        """Book a worker that ended by itself with nothing left to do, before its keeper has confirmed that.
+
+        The next one looks again after 1, 2, 4 … 60 s; those that ended together count once.
+        """
+        self.succeeded()
+        if now_s >= self.not_before_s:
+            self.rests += 1
+            self.not_before_s = now_s + _delay_s(self.rests)
 
     def succeeded(self) -> None:
         """A pod runs, or left as it was asked to."""
@@ -82,6 +96,10 @@ class Owner:
     def started_in(self, took_s: float) -> None:
         """Learn how long a start takes."""
         self.start_s = smoothed(self.start_s, took_s)
+
+
+def _delay_s(times: int) -> float:
+    return min(MOST_DELAY_S, 2.0 ** min(times - 1, 10))
 
 
 def smoothed(old: float | None, new: float) -> float:
