@@ -23,7 +23,7 @@ from slackwater_operator.operate.endpoints import Endpoints
 from slackwater_operator.operate.lead import FAILURES, Leader, Means, within
 from slackwater_operator.operate.metrics import Books, Metrics, child_state, gpus_by_state
 from slackwater_operator.operate.process import Operator
-from slackwater_operator.operate.services import limits, missing_pools, service_spec
+from slackwater_operator.operate.services import limits, missing_flavors, missing_pools, service_spec
 from slackwater_operator.operate.settings import Settings
 from slackwater_operator.operate.statuses import answers
 from slackwater_operator.operate.watches import Watches, resource_of
@@ -209,14 +209,16 @@ async def test_a_service_made_again_under_its_name_is_started() -> None:
 
             await until(lambda: pods(rig.fake, names.POD_INFERENCE))
             [first] = pods(rig.fake, names.POD_INFERENCE)
-            rig.fake.run_pod("default", first["metadata"]["name"])
-            rig.fake.finish_pod("default", first["metadata"]["name"], 2, "No such option: --bogus")
+            name = first["metadata"]["name"]
+            rig.fake.run_pod("default", name)
+            rig.fake.finish_pod("default", name, 2, "No such option: --bogus")
             await until(is_broken)
 
             rig.fake.remove(kind, "tts", "default")
             put(rig.fake, service())
 
-            await until(lambda: pods(rig.fake, names.POD_INFERENCE))
+            # The ended pod of the old one is still listed for a moment.
+            await until(lambda: {pod["metadata"]["name"] for pod in pods(rig.fake, names.POD_INFERENCE)} - {name})
             assert not is_broken()
 
 
@@ -354,6 +356,7 @@ def test_a_service_runs_on_every_gpu_type_that_one_of_its_pools_has_the_type_fir
     order = [variant.uid for variant in sorted(spec.variants, key=lambda one: -one.preference)]
     assert order == ["default/tts/east/h200", "default/tts/west/h200", "default/tts/east/l4"]
     assert missing_pools(service, pools) == ["north"]
+    assert (missing_flavors(service, pools), missing_flavors(service, {})) == ([], ["h200", "l4"])
     assert limits(pools.values()).max_parallel == 12
 
 

@@ -55,6 +55,7 @@ SEEN = services.Seen(
     desired=1,
     choice=None,
     missing=(),
+    missing_flavors=(),
     has_gateway=True,
     late="",
     releasing=False,
@@ -244,6 +245,31 @@ def test_workers_on_slurm_count_as_workers() -> None:
     assert reasons(status)["Progressing"] == "WorkersRunning"
     assert status["workers"]["pending"] == 6
     assert "slurm" not in status  # another writer's
+
+
+@pytest.mark.parametrize(
+    ("pools_", "flavors", "said"),
+    [
+        pytest.param((), (), "", id="nothing"),
+        pytest.param(
+            ("west",), (), "without CapacityPool west, which is not there or has none of its flavors", id="a pool"
+        ),
+        pytest.param((), ("b300",), "without flavor b300, which none of its pools has", id="a GPU type"),
+    ],
+)
+def test_what_a_service_or_a_job_has_to_do_without_is_named(
+    pools_: tuple[str, ...], flavors: tuple[str, ...], said: str
+) -> None:
+    job = job_status(
+        replace(JOB_SEEN, missing_pools=pools_, missing_flavors=flavors),
+        pools=["east", "west"],
+        flavors=["h200", "b300"],
+    )
+    service = service_status(replace(SEEN, missing=pools_, missing_flavors=flavors), pools=["east", "west"])
+
+    for status in (job, service):
+        [accepted] = [one for one in status["conditions"] if one["type"] == "Accepted"]
+        assert (accepted["status"], accepted["reason"], accepted["message"]) == ("True", "Accepted", said)
 
 
 def test_a_queue_that_no_pool_has_is_named() -> None:

@@ -78,6 +78,13 @@ def missing_pools(service: InferenceDeployment, pools: Mapping[Key, CapacityPool
     ]
 
 
+def missing_flavors(service: InferenceDeployment, pools: Mapping[Key, CapacityPool]) -> list[str]:
+    """GPU types of its variants that none of its pools has."""
+    mine = (pool for name in service.spec.pools if (pool := pools.get(("", name))) is not None)
+    there = {flavor.name for pool in mine for flavor in pool.spec.flavors}
+    return [variant.flavor for variant in service.spec.variants if variant.flavor not in there]
+
+
 def _variants(service: InferenceDeployment, pools: Mapping[Key, CapacityPool]) -> Iterable[VariantSpec]:
     count = len(service.spec.pools)
     for position, pool_name in enumerate(service.spec.pools):

@@ -3,7 +3,7 @@
 Owns transition times, and which change is worth an Event.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,13 @@ def _announce(obj: Object, what: tuple[str, str], before: str, message: str, emi
     announcement = ANNOUNCEMENTS.get(what)
     if announcement is not None and before in announcement.after:
         emit(obj, announcement.type, announcement.reason, message or announcement.reason, what[0])
+
+
+def lacking(pools: Sequence[str], flavors: Sequence[str]) -> str:
+    """Which of the pools and GPU types that it names an object has to do without; "" = none."""
+    said = [f"CapacityPool {name}, which is not there or has none of its flavors" for name in pools]
+    said += [f"flavor {name}, which none of its pools has" for name in flavors]
+    return f"without {'; without '.join(said)}" if said else ""
 
 
 def counted(count: int, noun: str) -> str:

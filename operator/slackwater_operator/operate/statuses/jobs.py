@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from slackwater_operator.cluster.kube.endings import HELD, STOPPED
 from slackwater_operator.cluster.kube.ports import JobProgress, JobView
 from slackwater_operator.kube.types import Object
-from slackwater_operator.operate.statuses.conditions import Emit, conditions, counted
+from slackwater_operator.operate.statuses.conditions import Emit, conditions, counted, lacking
 from slackwater_operator.operate.statuses.obstacles import Obstacle
 from slackwater_operator.operate.statuses.room import Room, shortage
 from slackwater_operator.resources.cleaning import CleaningJob
@@ -97,7 +97,7 @@ def _accepted(job: CleaningJob, seen: Seen) -> tuple[str, str]:
     if job.spec.queue is not None and job.spec.queue not in seen.queues:
         words = "it runs with weight 1, as a job without a queue does; add the queue to a pool or take out spec.queue"
         return "QueueMissing", f"none of its pools has a queue {job.spec.queue}: {words}"
-    return "Accepted", ""
+    return "Accepted", lacking(seen.missing_pools, seen.missing_flavors)
 
 
 def on_slurm(obj: Object) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from slackwater_operator.loop import Loop
 from slackwater_operator.operate.catalog import Catalog
 from slackwater_operator.operate.children import Children
 from slackwater_operator.operate.revisions import Ledger
-from slackwater_operator.operate.services import missing_pools
+from slackwater_operator.operate.services import missing_flavors, missing_pools
 from slackwater_operator.operate.statuses import jobs, pools, services
 from slackwater_operator.operate.statuses.answers import answer, is_open
 from slackwater_operator.operate.statuses.conditions import Emit
@@ -145,6 +145,7 @@ class Round:
                 desired=need.get(name, 0),
                 choice=choice,
                 missing=missing_pools(service, self._catalog.pools.valid) if service else (),
+                missing_flavors=missing_flavors(service, self._catalog.pools.valid) if service else (),
                 has_gateway=known.has_gateway(name),
                 late=late.get(name, ""),
                 releasing=bool(releasing) and any(flavor in releasing for flavor in _flavors(snapshot, name)),

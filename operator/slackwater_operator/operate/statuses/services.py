@@ -8,7 +8,7 @@ from slackwater_operator.cluster.kube.ports import ReplicaView, ServiceView
 from slackwater_operator.core import Load, Phase
 from slackwater_operator.kube.types import Object
 from slackwater_operator.operate.revisions import Choice, Gate
-from slackwater_operator.operate.statuses.conditions import Emit, conditions, counted
+from slackwater_operator.operate.statuses.conditions import Emit, conditions, counted, lacking
 from slackwater_operator.operate.statuses.obstacles import Obstacle
 from slackwater_operator.resources.base import duration
 from slackwater_operator.resources.inference import InferenceDeployment
@@ -23,7 +23,8 @@ ACTIVE = (Phase.STARTING, Phase.RUNNING)
 class Seen:
     """What is known of one service now.
 
-    missing: its pools that are not there.   has_gateway: one was found, or is somebody else's.
+    missing: its pools that are not there, or have none of its flavors.   missing_flavors: those that none of its pools
+    has.   has_gateway: one was found, or is somebody else's.
     late: a Reclaim for it that exceeded its deadline lately, "" = none.   releasing: GPUs are on their way to it.
     stuck, gateway, gate: what keeps a replica, a gateway or the gate's pod from starting, None = nothing.
     refused: what a kubelet said of a replica that it did not take, lately.
@@ -34,6 +35,7 @@ class Seen:
     desired: int
     choice: Choice | None
     missing: Sequence[str]
+    missing_flavors: Sequence[str]
     has_gateway: bool
     late: str
     releasing: bool
@@ -93,7 +95,7 @@ def _accepted(service: InferenceDeployment, seen: Seen) -> tuple[str, str]:
         return "TemplateRefused", seen.view.refused
     if seen.trouble:
         return "TemplateRefused", seen.trouble
-    return "Accepted", f"without {', '.join(seen.missing)}, which is not there" if seen.missing else ""
+    return "Accepted", lacking(seen.missing, seen.missing_flavors)
 
 
 def _ready(service: InferenceDeployment, seen: Seen, ready: int) -> tuple[str, str]:
