@@ -105,6 +105,23 @@ def test_logs_of_workers_keepers_gateways_and_engines_say_what_they_do(place: Si
     assert "leaving (preempted)" in last.splitlines()[-1]
 
 
+def test_the_logs_of_a_worker_that_failed_can_be_read(place: Site, operator: OperatorProcess) -> None:
+    job = place.add_job(2, args=["clean", "run", "/nothing", "--output", "/ledger", "--job", "a", "--worker", "b"])
+
+    def why_failed() -> str:
+        found = {one["type"]: one for one in place.status(job).get("conditions", ())}
+        return str(found["Failed"]["message"]) if found.get("Failed", {}).get("status") == "True" else ""
+
+    wait_until(why_failed, PATIENCE_S, operator.words)
+    time.sleep(5.0)  # whoever wants to look needs longer
+    [pod] = place.admin.list("pods", DATA, labels=f"{names.LABEL_OWNER}={job},{names.LABEL_KIND}={CLEANING}")
+
+    said = place.kubectl("logs", pod["metadata"]["name"], "-n", DATA)
+
+    assert "/nothing" in said
+    assert why_failed() in said
+
+
 def test_a_deleted_worker_checkpoints_within_its_grace_and_another_takes_its_place(
     place: Site, operator: OperatorProcess
 ) -> None:
@@ -268,6 +285,8 @@ def test_what_a_node_that_is_gone_held_is_written_off_and_done_by_others(
             wait_until(lambda: phases(place) <= {"Serving", "Freed"}, PATIENCE_S, lambda: str(place.reclaims()))
             place.want(1)
             wait_until(lambda: (place.status(job).get("items") or {}).get("done") == SOME, 240, operator.words)
+            # The new keeper is asked about the others, and what it says is written.
+            wait_until(lambda: all(one["outcome"] != "Leaving" for one in victims(place)), PATIENCE_S, operator.words)
 
         outcomes = {one["pod"]: one["outcome"] for one in victims(place)}
         on_it = {one["pod"] for record in place.reclaims() for one in record["spec"]["victims"] if one["node"] == gone}

@@ -139,7 +139,7 @@ def test_the_event_of_a_complete_job_says_what_is_settled() -> None:
 def test_the_event_of_signals_that_came_back_says_so_in_words() -> None:
     events, obj = Events(), a_service()
     obj["status"] = {"conditions": [{"type": "SignalsFresh", "status": "False", "lastTransitionTime": "then"}]}
-    serving = services.Seen(ServiceView("default/tts", (), None), cases.load(4.0), 0, None, (), True, "", False)
+    serving = services.Seen(ServiceView("default/tts", (), None), cases.load(4.0), 0, None, (), (), True, "", False)
 
     services.service_status(obj, parse(InferenceDeployment, a_service()), "", serving, "now", events)
 
@@ -152,7 +152,7 @@ def test_a_rollout_that_cannot_start_is_told_while_the_old_one_serves() -> None:
     new = replace(old, uid="default/tts-2", phase=Phase.STARTING, is_ready=False)
     stuck = Obstacle(1, "tts-2: ErrImageNeverPull: no engine:9", is_sure=True)
     view = ServiceView("default/tts", (old, new), None)
-    rolling = services.Seen(view, cases.load(4.0), 2, None, (), True, "", False, stuck=stuck)
+    rolling = services.Seen(view, cases.load(4.0), 2, None, (), (), True, "", False, stuck=stuck)
 
     status = services.service_status(obj, parse(InferenceDeployment, obj), "", rolling, "now", events)
 

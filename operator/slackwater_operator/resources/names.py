@@ -82,6 +82,7 @@ POD_KEEPER: Final = "keeper"
 POD_GATE: Final = "gate"
 POD_KINDS: Final = (POD_INFERENCE, POD_CLEANING, POD_GATEWAY, POD_KEEPER, POD_GATE)
 
+ANNOTATION_BOOKED: Final = f"{GROUP}/booked"  # on an ended pod that stays for its logs: its end is taken in
 ANNOTATION_REASON: Final = f"{GROUP}/reason"  # why the pod was started, a core.Reason
 ANNOTATION_DRAINING_SINCE: Final = f"{GROUP}/draining-since"  # RFC 3339
 ANNOTATION_RECLAIM: Final = f"{GROUP}/reclaim"  # the Reclaim that a replica was reserved by

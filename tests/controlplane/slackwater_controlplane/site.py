@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import wave
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -140,8 +140,9 @@ class Site:
 
     # --- what is made ---------------------------------------------------------------------------
 
-    def add_job(self, workers: int, *, items: str = "many", **spec: Any) -> str:
-        """A job with a ledger of its own; its name.   items: `many` or `some` recordings."""
+    def add_job(self, workers: int, *, items: str = "many", args: Sequence[str] = (), **spec: Any) -> str:
+        """A job with a ledger of its own; its name.   items: `many` or `some` recordings.   args: other ones of its
+        workers than the operator's."""
         self._jobs += 1
         name = f"clean-{self._jobs}"
         folder = self.ledger(name)
@@ -155,6 +156,7 @@ class Site:
             "imagePullPolicy": "Never",
             "resources": {"requests": {"cpu": "50m"}},
             "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+            **({"args": [*args]} if args else {}),
         }
         given = {
             "maxWorkers": workers,

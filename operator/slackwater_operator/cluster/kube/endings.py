@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 VERIFY_FOR_S = 120.0  # a keeper that does not answer for so long is given up on; one of a lost node is back by then
 VERIFY_EVERY_S = 1.0
+KEEP_S = 3600.0  # the newest pod of an owner that failed by itself stays for so long, for people to read its logs
 Task = asyncio.Task[bool | None]
 CLEAN = (0, CHECKPOINTED)  # exit codes of a worker that left with all its work durable
 HELD = "it waits for a person after a preemption (restartPolicy Hold): set suspend and take it back"
@@ -75,6 +76,7 @@ class Endings:
     state: State
     _seen: dict[str, str] = field(default_factory=dict)  # Pod.uid -> k8s uid, of ended pods whose objects are there
     _questions: list[Question] = field(default_factory=list)
+    _kept: dict[tuple[str, str], Pod] = field(default_factory=dict)  # by kind and owner
 
     def take_in(self, now_s: float) -> list[Pod]:
         """Book every pod that ended since the last call; returns those whose objects are still to be deleted."""
@@ -87,13 +89,23 @@ class Endings:
         for pod in over:
             if self._seen.get(pod.uid) != pod.k8s_uid:
                 self._seen[pod.uid] = pod.k8s_uid
-                self._ended(pod, now_s)
+                if pod.is_booked:
+                    self._keep(pod)
+                else:
+                    self._ended(pod, now_s)
         for take in state.takes.values():
             for victim in take.living:
                 found = state.index.ours.get(victim.pod)
                 if not take.in_doubt and (found is None or found.k8s_uid != victim.k8s_uid):
                     self._freed(take, victim, None, now_s)  # it ended while nobody looked
-        return [pod for pod in over if pod.deleting_s is None]
+        self._kept = {key: pod for key, pod in self._kept.items() if self._stays(pod, now_s)}
+        kept = {pod.k8s_uid for pod in self._kept.values()}
+        return [pod for pod in over if pod.deleting_s is None and pod.k8s_uid not in kept]
+
+    def unmarked(self) -> list[Pod]:
+        """Pods that stay, and of which another leader would not know that their end is taken in."""
+        there = [self.state.index.over[pod.uid] for pod in self._kept.values()]
+        return [pod for pod in there if not pod.is_booked and pod.deleting_s is None]
 
     async def close(self) -> None:
         """End the verifications that are under way."""
@@ -162,6 +174,7 @@ class Endings:
         if ended.started_s is not None:
             owner.started_in(max(0.0, ended.started_s - pod.created_s))
         if ended.code == BAD_INPUT and not was_asked:
+            self._keep(pod)
             owner.broken = _told(ended) or "it ended with 2, bad configuration, without a word"
             logger.error("not starting %s again: %s", pod.owner, owner.broken)
         elif was_asked or (is_worker and ended.code in (CHECKPOINTED, TERMINATED)):
@@ -174,11 +187,23 @@ class Endings:
             job = self.state.catalogue.jobs.get(pod.owner)
             owner.is_done = owner.is_done or job is None or not _has_keeper(job)
         else:
+            self._keep(pod)
             if _was_steady(ended):
                 owner.failures = 0
             words = f"{pod.name} ended with {ended.code}: {_told(ended)}".rstrip(": ")
             delay_s = owner.failed(now_s, words)
             logger.error("failed uid=%s code=%d backoff_s=%.0f %s", pod.uid, ended.code, delay_s, words)
+
+    def _keep(self, pod: Pod) -> None:
+        """The newest of its owner stays."""
+        key = pod.kind, pod.owner
+        if key not in self._kept or self._kept[key].created_s <= pod.created_s:
+            self._kept[key] = pod
+
+    def _stays(self, pod: Pod, now_s: float) -> bool:
+        there = self.state.index.over.get(pod.uid)
+        ended_s = pod.created_s if pod.ended is None else pod.ended.finished_s or pod.created_s
+        return there is not None and there.k8s_uid == pod.k8s_uid and now_s - self.state.clock.moment(ended_s) < KEEP_S
 
     # --- victims ----------------------------------------------------------------------------------
 

@@ -62,7 +62,8 @@ class Pod:
 
     kind: of our pods, "" for one of somebody else.   owner_uid: of the object that it was made for; another one may
     have its name by now.   target: the only node that it may go to, for our reservations.   devices: what it wants of
-    each extended resource.   refused: why the kubelet did not take it.   waiting: why its container waits.
+    each extended resource.   is_booked: its end is taken in, it stays for its logs alone.   refused: why the kubelet
+    did not take it.   waiting: why its container waits.
     """
 
     uid: str
@@ -83,6 +84,7 @@ class Pod:
     deleting_s: float | None
     grace_s: float
     draining_s: float | None
+    is_booked: bool
     reclaim: str
     revision: str
     reason: str
@@ -153,6 +155,7 @@ def read_pod(obj: Object) -> Pod:
         deleting_s=_time(metadata.get("deletionTimestamp")),
         grace_s=float(metadata.get("deletionGracePeriodSeconds") or 0),
         draining_s=_time(annotations.get(names.ANNOTATION_DRAINING_SINCE)),
+        is_booked=names.ANNOTATION_BOOKED in annotations,
         reclaim=annotations.get(names.ANNOTATION_RECLAIM, ""),
         revision=annotations.get(names.ANNOTATION_REVISION, ""),
         reason=annotations.get(names.ANNOTATION_REASON, ""),

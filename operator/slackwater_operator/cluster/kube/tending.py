@@ -59,6 +59,7 @@ class Tending:
         await self._run(calls)
         problems = await drains.finish(state, now_s)
         calls = [partial(state.delete, pod, 0, now_s) for pod in over]
+        calls += [partial(state.annotate, pod, names.ANNOTATION_BOOKED, "true") for pod in self.endings.unmarked()]
         seen: set[tuple[str, str]] = set()
         for pod in list(state.index.ours.values()):
             if pod.is_over:
