@@ -16,6 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+RESULTS = (":!tests/bench/results", ":!tests/*-results.json", ":!README.md")  # what measuring itself writes
 PACKAGES = ("slackwater", "torch", "numpy", "httpx", "uvicorn")
 
 
@@ -56,7 +57,7 @@ def commit() -> str:
     """The commit measured; `+changes` when the checkout differs from it."""
     head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     changed = subprocess.run(
-        ["git", "status", "--porcelain", "--", ".", ":!tests/bench/results", ":!README.md"],
+        ["git", "status", "--porcelain", "--", ".", *RESULTS],
         cwd=ROOT,
         capture_output=True,
         text=True,
