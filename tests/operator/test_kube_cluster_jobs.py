@@ -1,13 +1,17 @@
 """`KubeCluster`: cleaning jobs and training pods as the policy sees them."""
 
+from datetime import datetime
+
 import pytest
 
 from slackwater_operator.cluster.kube.ports import JobProgress, WorkerProgress
 from slackwater_operator.core import Kind, Phase, Reason
 from slackwater_operator.kube.types import PODS
+from slackwater_operator.testing.kube_operator import JOBS
 from slackwater_operator.testing.kube_world import World, by_uid, phases
 
 FLAVOR = "east/h200"
+DURABLE = "2026-11-30T10:00:00+00:00"
 
 
 async def test_a_job_is_complete_when_its_ledger_has_no_open_shard() -> None:
@@ -48,6 +52,34 @@ async def test_while_the_keeper_is_silent_workers_that_find_nothing_to_do_look_a
             workers = await world.fill(job, 2)
 
         assert rests == [1.0, 2.0, 4.0, 1.0]
+
+
+async def test_what_was_lost_and_what_was_spent_is_known_to_the_next_leader_too() -> None:
+    async with World() as world:
+        world.pool()
+        world.nodes(1)
+        job = world.job()
+        failed, preempted, _ = await world.fill(job, 3)
+        world.clock.now_s += 100
+        world.finish(failed, 1)  # its pod stays, taken in
+        await world.tend()
+        before = world.cluster.jobs()[0]
+        status = {"lost": 1, "unverified": 2, "gpuSeconds": before.gpu_seconds, "lastDurableTime": DURABLE}
+        world.fake.put(JOBS, {**world.fake.get(JOBS, "clean", "default"), "status": status})
+        await world.settle()
+        world.clock.now_s += 5
+        world.finish(preempted, 75)  # nobody takes this one in before the next leader does
+
+        await world.restart()
+        await world.tend()
+        now = world.cluster.jobs()[0]
+        await world.tend(10.0)
+        later = world.cluster.jobs()[0]
+
+        assert before.gpu_seconds == pytest.approx(300.0, abs=1.0)
+        assert (now.lost, now.unverified, now.durable_wall_s) == (1, 2, datetime.fromisoformat(DURABLE).timestamp())
+        assert now.gpu_seconds == pytest.approx(before.gpu_seconds, abs=1.0)
+        assert later.gpu_seconds == pytest.approx(now.gpu_seconds + 10.0, abs=0.5)  # of the one that is left
 
 
 async def test_what_a_worker_has_made_durable_is_seen_and_settled_when_it_leaves() -> None:

@@ -34,8 +34,8 @@ class BadAnswer(Unheard):
 class Asker:
     """The connections to all gateways and keepers.
 
-    By aiohttp, as those to the API server: at hundreds of polls a second the 0.14 ms of CPU that one costs it count,
-    and the 0.78 ms that one costs httpx are a third of a core.
+    By aiohttp, as those to the API server: at hundreds of polls a second it counts that each costs httpx several times
+    as much CPU (`make bench NAME=polls`).
     """
 
     def __init__(self) -> None:

@@ -229,6 +229,9 @@ class CleaningJobStatus(Status):
     lost: Annotated[int, Field(ge=0)] = 0
     """Workers whose newest durable record the keeper did not find in the ledger; anything but 0 is a fault."""
 
+    unverified: Annotated[int, Field(ge=0)] = 0
+    """Workers whose newest durable record nobody could look for."""
+
     last_durable_time: Moment | None = None
     gpu_seconds: Annotated[float, Field(ge=0)] = 0
     replicas: Count = 0

@@ -26,6 +26,11 @@ class Clock:
         self._ahead_s = ahead_s
         return not is_first
 
+    @property
+    def now_s(self) -> float:
+        """The moment of the newest reading."""
+        return self._now_s
+
     def moment(self, wall_s: float) -> float:
         """A wall time on the loop's clock.
 

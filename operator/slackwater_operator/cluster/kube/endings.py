@@ -145,7 +145,7 @@ class Endings:
         if pod.kind == names.POD_CLEANING:
             state.departed.append((pod.uid, self._committed(pod)))
             owner = state.owner_of(pod)
-            owner.gpu_seconds += max(0.0, now_s - state.clock.moment(pod.running_s or pod.created_s)) * pod.any_gpus
+            owner.gpu_seconds += state.gpu_seconds(pod, now_s)
         self._learn(pod, now_s, was_asked=was_asked)
         if victim is not None:
             self._freed(state.victims[pod.uid], victim, pod, now_s)

@@ -190,7 +190,7 @@ class JobView:
     running: int
     starting: int
     leaving: int
-    lost: int  # workers whose newest receipt the ledger does not hold, since the leader began
+    lost: int  # workers whose newest receipt the ledger does not hold
     gpu_seconds: float
     durable_wall_s: float | None  # newest verified receipt, Unix time
     is_complete: bool = False

@@ -102,9 +102,27 @@ class State:
             found = self.owners[(kind, uid)] = Owner(obj.metadata.uid)
             found.edited(obj.metadata.generation)
             if isinstance(obj, CleaningJob):
-                _recall(found, obj)
+                self._recall(found, obj, uid)
         found.edited(obj.metadata.generation)
         return found
+
+    def _recall(self, owner: Owner, job: CleaningJob, uid: str) -> None:
+        """What another leader wrote down: the counts of the job, and what it found out about this very spec.
+
+        GPU-seconds of pods whose end nobody has taken in are counted with these.
+        """
+        status = job.status
+        owner.lost, owner.unverified = status.lost, status.unverified
+        if status.last_durable_time is not None:
+            owner.durable_wall_s = status.last_durable_time.timestamp()
+        pods = (pod for pod in self.pods_of(names.POD_CLEANING, uid) if not pod.is_booked)
+        counted_s = sum(self.gpu_seconds(pod, self.clock.now_s) for pod in pods)
+        owner.gpu_seconds = max(0.0, status.gpu_seconds - counted_s)
+        _recall_ends(owner, job)
+
+    def gpu_seconds(self, pod: Pod, now_s: float) -> float:
+        """For how long a pod of ours has held its GPUs, times their number."""
+        return max(0.0, now_s - self.clock.moment(pod.running_s or pod.created_s)) * pod.any_gpus
 
     def owner_of(self, pod: Pod) -> Owner:
         """What is known of the very object that a pod was made for; of a former one, nobody's sheet."""
@@ -313,7 +331,7 @@ def _host(ip: str) -> str:
     return f"[{ip}]" if ":" in ip else ip
 
 
-def _recall(owner: Owner, job: CleaningJob) -> None:
+def _recall_ends(owner: Owner, job: CleaningJob) -> None:
     """What another leader found out about this very spec, from the job's conditions."""
     failed, going = job.status.condition("Failed"), job.status.condition("Progressing")
     complete = job.status.condition("Complete")

@@ -106,7 +106,7 @@ def jobs(state: State, now_s: float) -> tuple[JobView, ...]:
         for pod in state.pods_of(names.POD_CLEANING, uid):
             if pod.is_over:
                 continue
-            gpu_seconds += max(0.0, now_s - state.clock.moment(pod.running_s or pod.created_s)) * pod.any_gpus
+            gpu_seconds += state.gpu_seconds(pod, now_s)
             is_leaving = state.leaving_since(pod) is not None
             leaving += is_leaving
             running += pod.is_ready and not is_leaving

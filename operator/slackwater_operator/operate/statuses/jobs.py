@@ -69,7 +69,7 @@ def job_status(obj: Object, job: CleaningJob | None, refused: str, seen: Seen, n
             "open": progress.items_open or 0,
         }
     if view is not None:
-        status |= {"lost": view.lost, "gpuSeconds": float(round(view.gpu_seconds))}
+        status |= {"lost": view.lost, "unverified": view.unverified, "gpuSeconds": float(round(view.gpu_seconds))}
         if view.durable_wall_s is not None:
             status["lastDurableTime"] = datetime.fromtimestamp(view.durable_wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     accepted = _accepted(job, seen)
