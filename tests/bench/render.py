@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "kernels/README.md")
+PAGES = (ROOT / "README.md", ROOT / "kernels/README.md", ROOT / "operator/README.md")
 RESULTS = ROOT / "tests/bench/results"
 BLOCK = re.compile(r"(<!-- bench:(?P<name>[a-z0-9_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
