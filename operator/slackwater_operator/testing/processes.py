@@ -13,6 +13,8 @@ from typing import Self
 
 import httpx
 
+from slackwater_operator.cluster.child import LAUNCHER
+
 _START = "from slackwater_operator.operate.cli import operator; operator(prog_name='slackwater operator')"
 
 
@@ -35,6 +37,13 @@ class OperatorProcess:
         self.log = folder / f"{name}.log"
         self.metrics_port, self.probes_port = free_port(), free_port()
         self._command = [
+            *(
+                sys.executable,
+                "-S",
+                str(LAUNCHER),
+                str(os.getpid()),
+                "0",
+            ),  # it ends with this process, however that dies
             *(sys.executable, "-c", _START, "run", "--kubeconfig", str(kubeconfig), "--identity", name),
             *("--host", "127.0.0.1", "--metrics-port", str(self.metrics_port), "--probes-port", str(self.probes_port)),
             *more,
